@@ -29,7 +29,7 @@ ROOMS = {
     "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],
     "sources": [["symbolic", "trace"]],
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
-    "answers": [["analysis"], ["search", "diff", "goodput"], ["experiment"]],
+    "answers": [["analysis"], ["search", "diff", "goodput", "jobs"], ["experiment"]],
     "evidence": [["measure", "validation"], ["fitting", "traced"]],
     "interfaces": [["report"], ["api", "experiments", "whole_runs"], ["cli"], ["pytest_plugin"]],
 }

@@ -1,0 +1,148 @@
+"""The keys of a file that describes a cluster and its jobs, and what they mean; units are in the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from forerun.answers.analysis.predict import predict
+from forerun.answers.jobs.job import Job
+from forerun.answers.jobs.placement import PLACERS, Shape
+from forerun.answers.jobs.policies import POLICIES
+from forerun.answers.jobs.trace_file import read_jobs
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.yaml_files import Entry, check, read_yaml
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.complete import complete_plan
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+_MOST_JOBS = 1_000_000
+
+
+class PlannedEntry(Entry):
+    """A job given as a plan: its step is predicted on the job's GPUs."""
+
+    model: str
+    cluster: str
+    steps: Count
+    global_batch: Count | None = None
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class JobEntry(Entry):
+    """One job; it takes duration_s, or as long as its plan says."""
+
+    name: str
+    gpus: Count
+    submit_s: NotNegative = 0.0
+    duration_s: Positive | None = None
+    plan: PlannedEntry | None = None
+    group: str = ""
+    priority: int = 0
+
+
+class DrawnEntry(Entry):
+    """Jobs drawn at random: exponential gaps, log-normal durations, GPUs by weight."""
+
+    number: Count
+    per_hour: Positive
+    median_s: Positive
+    sigma: NotNegative = 1.5
+    gpus: dict[int, Positive]
+    seed: int = 0
+
+
+class ClusterEntry(Entry):
+    """The whole file."""
+
+    name: str = "cluster"
+    switches: Count = 1
+    nodes: Count
+    gpus_per_node: Count = 8
+    trace: str | None = None
+    jobs: list[JobEntry] = Field(default_factory=list)
+    drawn: DrawnEntry | None = None
+    policies: list[str] = Field(default_factory=lambda: ["fifo", "easy", "srtf"])
+    placement: str = "packed"
+    resume_s: NotNegative = 0.0
+
+
+@dataclass(frozen=True)
+class JobsRequest:
+    """A cluster, its jobs, and the policies to compare."""
+
+    name: str
+    shape: Shape
+    jobs: tuple[Job, ...]
+    policies: tuple[str, ...]
+    placement: str
+    resume_s: float
+    notes: tuple[str, ...] = ()
+
+
+def read_cluster(path: str | Path) -> JobsRequest:
+    """Returns what a YAML or JSON file describes; a trace that it names lies beside it.
+
+    Raises ForerunError, which names the file and the key, for a file that can't be read or says something wrong.
+    """
+    return cluster_of(read_yaml(path), str(path), Path(path).parent)
+
+
+def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsRequest:
+    """Returns what `data` describes, as `read_cluster` does for the contents of a file."""
+    entry = check(ClusterEntry, data, place)
+    given = [name for name in ("trace", "jobs", "drawn") if getattr(entry, name)]
+    if len(given) != 1:
+        raise ForerunError(f"{place}: give one of trace (a CSV file), jobs (a list) and drawn (distributions)")
+    for name in entry.policies:
+        if name not in POLICIES:
+            raise UnknownName("scheduling policy", name, list(POLICIES))
+    if entry.placement not in PLACERS:
+        raise UnknownName("placement", entry.placement, list(PLACERS))
+    notes: tuple[str, ...] = ()
+    if entry.trace is not None:
+        trace = read_jobs(folder / entry.trace)
+        jobs = trace.jobs
+        notes = (f"{trace.left_out:,} rows without a GPU or a duration are left out.",) if trace.left_out else ()
+    elif entry.drawn is not None:
+        jobs = _drawn(entry.drawn, place)
+    else:
+        jobs = tuple(_job(each, place) for each in entry.jobs)
+    shape = Shape(entry.switches, entry.nodes, entry.gpus_per_node)
+    policies = tuple(dict.fromkeys(entry.policies))
+    return JobsRequest(entry.name, shape, jobs, policies, entry.placement, entry.resume_s, notes)
+
+
+def _job(entry: JobEntry, place: str) -> Job:
+    if (entry.duration_s is None) == (entry.plan is None):
+        raise ForerunError(f"{place}: job {entry.name}: give either duration_s or plan")
+    duration_s = entry.duration_s
+    if entry.plan is not None:
+        plan = complete_plan(entry.plan.fields, entry.gpus, entry.plan.global_batch)
+        found = predict(load_model(entry.plan.model), plan, load_cluster(entry.plan.cluster))
+        duration_s = entry.plan.steps * found.step_time_s
+    assert duration_s is not None
+    return Job(entry.name, entry.gpus, entry.submit_s, duration_s, entry.group, entry.priority)
+
+
+def _drawn(entry: DrawnEntry, place: str) -> tuple[Job, ...]:
+    if entry.number > _MOST_JOBS:
+        raise ForerunError(f"{place}: drawn: number {entry.number:,} is more than {_MOST_JOBS:,}")
+    if not entry.gpus or min(entry.gpus) < 1:
+        raise ForerunError(
+            f"{place}: drawn: gpus needs numbers of at least 1 with their weights, such as {{1: 0.7, 8: 0.3}}"
+        )
+    random = np.random.default_rng(entry.seed)
+    submitted = np.cumsum(random.exponential(3_600.0 / entry.per_hour, entry.number))
+    durations = entry.median_s * np.exp(entry.sigma * random.standard_normal(entry.number))
+    weights = np.array(list(entry.gpus.values()))
+    gpus = random.choice(np.array(list(entry.gpus)), entry.number, p=weights / weights.sum())
+    rows = zip(gpus.tolist(), submitted.tolist(), durations.tolist(), strict=True)
+    return tuple(Job(f"job {i}", *row) for i, row in enumerate(rows))

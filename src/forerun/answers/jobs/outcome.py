@@ -1,0 +1,88 @@
+"""What a policy makes of the jobs of a cluster: completion times, waiting, use of the GPUs, fairness."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.answers.jobs.description import JobsRequest
+from forerun.answers.jobs.schedule import Scheduled, schedule
+
+
+@dataclass(frozen=True)
+class PolicyOutcome:
+    """One policy's schedule."""
+
+    policy: str
+    jobs: tuple[Scheduled, ...]
+    gpus: int
+    """GPUs of the cluster"""
+
+    @property
+    def mean_jct_s(self) -> float:
+        """Mean seconds from submission to end."""
+        return float(np.mean([job.jct_s for job in self.jobs]))
+
+    def jct_s(self, quantile: float) -> float:
+        """Returns a quantile of the seconds from submission to end."""
+        return float(np.quantile([job.jct_s for job in self.jobs], quantile))
+
+    @property
+    def mean_wait_s(self) -> float:
+        """Mean seconds in which a job has no GPUs."""
+        return float(np.mean([job.waited_s for job in self.jobs]))
+
+    @property
+    def makespan_s(self) -> float:
+        """Seconds from the first submission to the last end."""
+        return max(job.end_s for job in self.jobs) - min(job.job.submit_s for job in self.jobs)
+
+    @property
+    def utilisation(self) -> float:
+        """GPU-seconds that jobs hold over those that the cluster has within the makespan."""
+        held = sum(job.job.gpus * (end - begin) for job in self.jobs for begin, end in job.ran)
+        return held / (self.gpus * self.makespan_s)
+
+    @property
+    def fairness(self) -> float:
+        """Jain's index of the jobs' slowdowns (completion time over duration): 1 where all are slowed alike."""
+        slowdowns = np.array([job.jct_s / job.job.duration_s for job in self.jobs])
+        return float(slowdowns.sum() ** 2 / (len(slowdowns) * (slowdowns**2).sum()))
+
+    @property
+    def preemptions(self) -> int:
+        """How often a job lost its GPUs before its end."""
+        return sum(job.preemptions for job in self.jobs)
+
+    def by_group(self) -> dict[str, float]:
+        """Returns the mean completion time in seconds of each group's jobs."""
+        times: defaultdict[str, list[float]] = defaultdict(list)
+        for job in self.jobs:
+            times[job.job.group].append(job.jct_s)
+        return {group: float(np.mean(values)) for group, values in sorted(times.items())}
+
+
+def in_use(jobs: Sequence[Scheduled]) -> tuple[list[float], list[int]]:
+    """Returns the times in seconds at which the number of GPUs in use changes, and the number from then on."""
+    changes: defaultdict[float, int] = defaultdict(int)
+    for job in jobs:
+        for begin, end in job.ran:
+            changes[begin] += job.job.gpus
+            changes[end] -= job.job.gpus
+    times = sorted(changes)
+    return times, np.cumsum([changes[time] for time in times]).tolist()
+
+
+def compare(request: JobsRequest) -> list[PolicyOutcome]:
+    """Returns what each policy of `request` makes of the same jobs. Raises as `schedule` does."""
+    return [
+        PolicyOutcome(
+            name,
+            tuple(schedule(request.jobs, request.shape, name, request.placement, request.resume_s)),
+            request.shape.total,
+        )
+        for name in request.policies
+    ]

@@ -1,0 +1,90 @@
+"""`forerun cluster`: many jobs on one cluster under scheduling policies, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forerun.answers.jobs.description import JobsRequest, read_cluster
+from forerun.answers.jobs.outcome import compare
+from forerun.answers.jobs.placement import PLACERS, Shape
+from forerun.answers.jobs.policies import POLICIES
+from forerun.answers.jobs.trace_file import read_jobs
+from forerun.common.errors import ForerunError, UnknownName
+from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.program_options import AsJson
+from forerun.interfaces.cli.report_option import Report, check_report, typed
+from forerun.interfaces.report.console import console
+from forerun.interfaces.report.job_schedules import job_rows, print_schedules, schedules_document, schedules_record
+from forerun.interfaces.report.page import write_page
+from forerun.interfaces.report.records import to_json, write_rows
+
+_USUAL_POLICIES = ("fifo", "easy", "srtf")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Says which cluster a trace in CSV runs on, and changes that of a YAML file."""
+
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes under each switch.")] = None
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of a node.")] = None
+    switches: Annotated[int | None, typer.Option(min=1, help="Switches that join equal groups of nodes.")] = None
+    policy: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help=f"Policies to compare: {', '.join(POLICIES)}.")
+    ] = None
+    placement: Annotated[str | None, typer.Option(metavar="|".join(PLACERS), help="Where a job's GPUs may lie.")] = None
+
+    def of_trace(self, path: Path) -> JobsRequest:
+        """Returns the jobs of a CSV file on the cluster of these options. Raises ForerunError without nodes."""
+        if self.nodes is None:
+            raise ForerunError(f"{path}: a trace has no cluster; give --nodes, and --gpus-per-node where it is not 8")
+        trace = read_jobs(path)
+        notes = (f"{trace.left_out:,} rows without a GPU or a duration are left out.",) if trace.left_out else ()
+        shape = Shape(1, self.nodes, 8)
+        return JobsRequest(path.stem, shape, trace.jobs, _USUAL_POLICIES, "packed", 0.0, notes)
+
+    def changed(self, request: JobsRequest) -> JobsRequest:
+        """Returns the request with what the options change. Raises UnknownName for a policy or placement."""
+        shape = Shape(
+            self.switches or request.shape.switches,
+            self.nodes or request.shape.nodes,
+            self.gpus_per_node or request.shape.gpus,
+        )
+        policies = request.policies if self.policy is None else tuple(dict.fromkeys(self.policy.split(",")))
+        for name in policies:
+            if name not in POLICIES:
+                raise UnknownName("scheduling policy", name, list(POLICIES))
+        placement = self.placement or request.placement
+        if placement not in PLACERS:
+            raise UnknownName("placement", placement, list(PLACERS))
+        return replace(request, shape=shape, policies=policies, placement=placement)
+
+
+@grouped
+def cluster(
+    context: typer.Context,
+    source: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A YAML file of a cluster and its jobs, or a trace of jobs in CSV.")
+    ],
+    nodes: Nodes,
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a row for each job and policy here.")] = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Schedule many jobs on one cluster: completion times, waiting and use of GPUs under each policy."""
+    check_report(report)
+    if csv is not None and csv.is_dir():
+        raise ForerunError(f"{csv}: can't be written: it is a folder")
+    request = nodes.changed(nodes.of_trace(source) if source.suffix == ".csv" else read_cluster(source))
+    outcomes = compare(request)
+    if csv is not None:
+        write_rows(csv, job_rows(outcomes))
+    if report is not None:
+        write_page(report, schedules_document(request, outcomes, typed(context)))
+    if as_json:
+        print(to_json(schedules_record(request, outcomes)))
+    else:
+        print_schedules(console(), request, outcomes)

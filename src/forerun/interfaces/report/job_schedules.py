@@ -1,0 +1,173 @@
+"""Schedules of many jobs in tables, plain data and a page; the console and the page print the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from forerun.answers.jobs.description import JobsRequest
+from forerun.answers.jobs.outcome import PolicyOutcome, in_use
+from forerun.interfaces.report.console import make_table
+from forerun.interfaces.report.page import Document, Heading, Listing, Part, Plot, Table
+from forerun.interfaces.report.page_sections import reproduce_section
+from forerun.interfaces.report.plots import axis, layout, rounded
+from forerun.interfaces.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from forerun.interfaces.report.whole_run import duration
+from forerun.interfaces.report.wording import percent
+
+COLUMNS = ("policy", "mean JCT", "median", "99 %", "wait", "makespan", "use", "Jain", "stops")
+_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+_MOST_POINTS = 2_000
+_HOUR_S = 3_600.0
+
+
+def heading(request: JobsRequest) -> str:
+    """Returns the line that says which jobs run where."""
+    shape = request.shape
+    nodes = shape.switches * shape.nodes
+    return f"{request.name}: {len(request.jobs):,} jobs on {shape.total:,} GPUs in {nodes:,} nodes"
+
+
+def subtitle(request: JobsRequest) -> str:
+    """Returns how jobs are placed and what the columns mean."""
+    return (
+        f"placement {request.placement}; JCT: job completion time; wait: mean time without GPUs; use: share of GPU time"
+        " that jobs hold; Jain: index of the jobs' slowdowns, 1 where all are alike; stops: preemptions"
+    )
+
+
+def rows(outcomes: Sequence[PolicyOutcome]) -> list[tuple[str, ...]]:
+    """Returns one row of COLUMNS for each policy."""
+    return [
+        (
+            one.policy,
+            duration(one.mean_jct_s),
+            duration(one.jct_s(0.5)),
+            duration(one.jct_s(0.99)),
+            duration(one.mean_wait_s),
+            duration(one.makespan_s),
+            percent(one.utilisation),
+            f"{one.fairness:.2f}",
+            f"{one.preemptions:,}",
+        )
+        for one in outcomes
+    ]
+
+
+def group_rows(outcomes: Sequence[PolicyOutcome]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Returns the column names and the rows of mean completion times by group; no rows where there are no groups."""
+    groups = [one.by_group() for one in outcomes]
+    names = sorted({name for each in groups for name in each if name})
+    body = [(name, *(duration(each[name]) for each in groups)) for name in names]
+    return ("mean JCT of group", *(one.policy for one in outcomes)), body
+
+
+def print_schedules(out: Console, request: JobsRequest, outcomes: Sequence[PolicyOutcome]) -> None:
+    """Print the policies side by side."""
+    out.print(Text(heading(request), style="bold"))
+    out.print(subtitle(request), soft_wrap=True)
+    out.print()
+    out.print(make_table("lrrrrrrrr", COLUMNS, rows(outcomes), whole="lr"))
+    columns, body = group_rows(outcomes)
+    if body:
+        out.print()
+        out.print(make_table("l" + "r" * len(outcomes), columns, body, gap=2))
+    for note in request.notes:
+        out.print(note, soft_wrap=True)
+
+
+def schedules_record(request: JobsRequest, outcomes: Sequence[PolicyOutcome]) -> dict[str, Any]:
+    """Returns the policies' figures as plain data; units are in the keys."""
+    return {
+        "name": request.name,
+        "jobs": len(request.jobs),
+        "gpus": request.shape.total,
+        "placement": request.placement,
+        "policies": [
+            {
+                "policy": one.policy,
+                "mean_jct_s": one.mean_jct_s,
+                "p50_jct_s": one.jct_s(0.5),
+                "p99_jct_s": one.jct_s(0.99),
+                "mean_wait_s": one.mean_wait_s,
+                "makespan_s": one.makespan_s,
+                "utilisation": one.utilisation,
+                "fairness": one.fairness,
+                "preemptions": one.preemptions,
+                "mean_jct_s_by_group": one.by_group(),
+            }
+            for one in outcomes
+        ],
+        "notes": list(request.notes),
+    }
+
+
+def job_rows(outcomes: Sequence[PolicyOutcome]) -> list[Mapping[str, Any]]:
+    """Returns a row for each job under each policy, for CSV; units are in the column names."""
+    return [
+        {
+            "policy": one.policy,
+            "job": job.job.name,
+            "group": job.job.group,
+            "gpus": job.job.gpus,
+            "submit_s": job.job.submit_s,
+            "start_s": job.start_s,
+            "end_s": job.end_s,
+            "duration_s": job.job.duration_s,
+            "jct_s": job.jct_s,
+            "waited_s": job.waited_s,
+            "preemptions": job.preemptions,
+        }
+        for one in outcomes
+        for job in one.jobs
+    ]
+
+
+def schedules_document(request: JobsRequest, outcomes: Sequence[PolicyOutcome], command: str = "") -> Document:
+    """Returns the page: the table, GPUs in use over time, completion times."""
+    numeric = frozenset(range(1, len(COLUMNS)))
+    parts: list[Part] = [Heading("Policies side by side"), Table(COLUMNS, tuple(rows(outcomes)), numeric=numeric)]
+    columns, body = group_rows(outcomes)
+    if body:
+        parts.append(Table(columns, tuple(body), numeric=frozenset(range(1, len(columns)))))
+    parts += [Heading("GPUs in use"), _use(request, outcomes), Heading("Completion times"), _completion(outcomes)]
+    if request.notes:
+        parts.append(Listing(request.notes))
+    parts += reproduce_section(command, {}, "", ())
+    return Document(heading(request), subtitle(request), tuple(parts))
+
+
+def _use(request: JobsRequest, outcomes: Sequence[PolicyOutcome]) -> Plot:
+    data = []
+    for one, colour in zip(outcomes, _colours(outcomes), strict=True):
+        times, gpus = in_use(one.jobs)
+        every = max(1, len(times) // _MOST_POINTS)
+        hours = rounded([time / _HOUR_S for time in times[::every]])
+        data.append(_line(one.policy, hours, gpus[::every], colour, "hv"))
+    said = "; ".join(f"{one.policy}: {percent(one.utilisation)}" for one in outcomes)
+    y = axis("GPUs in use", range=[0, 1.05 * request.shape.total])
+    return Plot(data, layout(axis("hours since the first job"), y), f"GPUs in use over time, mean of {said}")
+
+
+def _completion(outcomes: Sequence[PolicyOutcome]) -> Plot:
+    data = []
+    for one, colour in zip(outcomes, _colours(outcomes), strict=True):
+        times = sorted(job.jct_s for job in one.jobs)
+        every = max(1, len(times) // _MOST_POINTS)
+        shares = rounded([100.0 * (i + 1) / len(times) for i in range(0, len(times), every)])
+        data.append(_line(one.policy, rounded([time / _HOUR_S for time in times[::every]]), shares, colour, "linear"))
+    said = "; ".join(f"{one.policy}: median {duration(one.jct_s(0.5))}" for one in outcomes)
+    x = axis("hours from submission to end (logarithmic)", type="log")
+    return Plot(data, layout(x, axis("share of jobs that ended, %")), f"Completion times of jobs; {said}")
+
+
+def _colours(outcomes: Sequence[PolicyOutcome]) -> list[str]:
+    return [_COLOURS[i % len(_COLOURS)] for i in range(len(outcomes))]
+
+
+def _line(name: str, x: Sequence[float], y: Sequence[float], colour: str, shape: str) -> dict[str, Any]:
+    look = {"color": colour, "width": 1.5, "shape": shape}
+    return {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": look}

@@ -1,0 +1,190 @@
+"""Schedules against those of Tiresias' simulator, queueing theory, and properties that hold for every policy."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.answers.jobs.job import Job
+from forerun.answers.jobs.outcome import PolicyOutcome, in_use
+from forerun.answers.jobs.placement import PLACERS, Shape
+from forerun.answers.jobs.policies import POLICIES, Queue, policy
+from forerun.answers.jobs.schedule import schedule
+from forerun.common.errors import ForerunError, UnknownName
+
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden_sched" / "tiresias"
+OURS = {
+    "fifo": "fifo",
+    "fjf": "first-fit",
+    "sjf": "smallest",
+    "shortest": "srtf",
+    "shortest-gpu": "srsf",
+    "dlas-gpu": "las",
+    "lpjf": "every-second",
+}
+SCHEDULES = sorted(path.name for path in (GOLDEN / "outputs").glob("*.csv")) if GOLDEN.is_dir() else []
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.skipif(not SCHEDULES, reason="the schedules of Tiresias' simulator are not here (../shared/golden_sched)")
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_job_starts_and_ends_as_in_tiresias(name):
+    trace, cluster, scheme, rule = name.split(".")[:4]
+    trace_file = next(path for path in (GOLDEN / "inputs").glob("*.csv") if path.stem in (trace, f"{trace}_job"))
+    jobs = [
+        Job(row["job_id"], int(row["num_gpu"]), int(row["submit_time"]), int(row["duration"]))
+        for row in rows_of(trace_file)
+    ]
+    spec = rows_of(GOLDEN / "inputs" / f"{cluster}.csv")[0]
+    shape = Shape(int(spec["num_switch"]), int(spec["num_node_p_switch"]), int(spec["num_gpu_p_node"]))
+    placement = "packed" if scheme == "yarn" and rule != "dlas-gpu" else "count"
+    found = {job.job.name: (job.start_s, job.end_s) for job in schedule(jobs, shape, OURS[rule], placement)}
+    golden = rows_of(GOLDEN / "outputs" / name)
+    assert {row["job_id"]: (int(row["start_time"]), int(row["end_time"])) for row in golden} == found
+
+
+def one_gpu_jobs(number: int, gaps: np.ndarray, durations: np.ndarray) -> list[Job]:
+    return [
+        Job(str(i), 1, submit, duration)
+        for i, (submit, duration) in enumerate(zip(np.cumsum(gaps).tolist(), durations.tolist(), strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("servers", "rate", "mean_wait"), [(1, 0.5, 1.0), (2, 1.5, 1.285714), (4, 3.2, 0.745541), (16, 14.4, 0.369590)]
+)
+def test_waiting_times_are_those_of_m_m_c(servers, rate, mean_wait):
+    """Erlang C with a mean service of 1 s; standard errors from 20 parts of the run."""
+    random, number = np.random.default_rng(servers), 40_000
+    jobs = one_gpu_jobs(number, random.exponential(1 / rate, number), random.exponential(1.0, number))
+    waits = np.array(
+        [job.waited_s for job in sorted(schedule(jobs, Shape(1, 1, servers)), key=lambda one: one.job.submit_s)]
+    )
+    parts = waits.reshape(20, -1).mean(axis=1)
+    assert abs(waits.mean() - mean_wait) < 3.0 * parts.std(ddof=1) / 20**0.5
+
+
+@pytest.mark.parametrize(("variance", "mean_wait"), [(0.0, 2.0), (4.0, 10.0)])
+def test_waiting_times_are_those_of_m_g_1(variance, mean_wait):
+    """Pollaczek and Khinchine at a load of 0.8."""
+    random, number = np.random.default_rng(5), 60_000
+    service = np.ones(number)
+    if variance:
+        service = random.gamma(1.0 / variance, variance, number)
+    jobs = one_gpu_jobs(number, random.exponential(1 / 0.8, number), service)
+    waits = np.array([job.waited_s for job in schedule(jobs, Shape(1, 1, 1))])
+    parts = waits.reshape(12, -1).mean(axis=1)
+    assert abs(waits.mean() - mean_wait) < 3.0 * parts.std(ddof=1) / 12**0.5
+
+
+SHAPE = Shape(2, 2, 4)
+job_lists = st.lists(
+    st.tuples(st.integers(1, 8), st.integers(0, 60), st.integers(1, 40), st.sampled_from("ab"), st.integers(0, 3)),
+    min_size=1,
+    max_size=25,
+).map(lambda rows: [Job(str(i), *row) for i, row in enumerate(rows)])
+
+
+@pytest.mark.parametrize("placement", list(PLACERS))
+@pytest.mark.parametrize("name", list(POLICIES))
+@settings(max_examples=15, deadline=None)
+@given(jobs=job_lists)
+def test_every_policy_runs_every_job_on_gpus_that_exist(name, placement, jobs):
+    done = schedule(jobs, SHAPE, name, placement)
+    assert {one.job.name for one in done} == {job.name for job in jobs}
+    assert max(in_use(done)[1]) <= SHAPE.total
+    for one in done:
+        assert sum(end - begin for begin, end in one.ran) == pytest.approx(one.job.duration_s)
+        assert one.start_s >= one.job.submit_s
+        assert one.jct_s >= one.job.duration_s
+    outcome = PolicyOutcome(name, tuple(done), SHAPE.total)
+    assert outcome.makespan_s >= max(job.duration_s for job in jobs)
+    assert 0 < outcome.utilisation <= 1 + 1e-9
+    assert 0 < outcome.fairness <= 1 + 1e-9
+    if isinstance(policy(name), Queue):
+        assert outcome.preemptions == 0
+    times, used = in_use(done)
+    held = sum(gpus * (end - begin) for gpus, begin, end in zip(used, times, times[1:], strict=False))
+    assert held == pytest.approx(sum(job.gpus * job.duration_s for job in jobs))  # Little's law, in GPU-seconds
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs=job_lists)
+def test_backfill_delays_no_reservation(jobs):
+    starts = {
+        name: {one.job.name: one.start_s for one in schedule(jobs, SHAPE, name)}
+        for name in ("fifo", "easy", "conservative")
+    }
+    ordered = sorted(jobs, key=lambda job: job.submit_s)
+    assert starts["easy"][ordered[0].name] == ordered[0].submit_s
+    assert all(starts["conservative"][job.name] <= starts["fifo"][job.name] for job in jobs)
+    fifo = [starts["fifo"][job.name] for job in ordered]
+    assert fifo == sorted(fifo)
+
+
+def test_easy_starts_what_does_not_delay_the_first_that_waits():
+    jobs = [Job("runs", 3, 0, 10), Job("waits", 4, 1, 5), Job("short", 1, 2, 8), Job("long", 1, 2, 9)]
+    starts = {one.job.name: one.start_s for one in schedule(jobs, Shape(1, 1, 4), "easy")}
+    assert starts == {"runs": 0, "short": 2, "waits": 10, "long": 15}
+
+
+@settings(max_examples=40, deadline=None)
+@given(jobs=job_lists)
+def test_a_job_of_the_lowest_priority_changes_no_other(jobs):
+    raised = [Job(job.name, job.gpus, job.submit_s, job.duration_s, "", job.priority + 1) for job in jobs]
+    alone = {one.job.name: one.end_s for one in schedule(raised, SHAPE, "priority")}
+    beside = {one.job.name: one.end_s for one in schedule([*raised, Job("low", 2, 0, 30)], SHAPE, "priority")}
+    assert {name: beside[name] for name in alone} == alone
+
+
+@settings(max_examples=40, deadline=None)
+@given(durations=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 30)), min_size=1, max_size=20))
+def test_no_policy_beats_the_shortest_remaining_time_on_one_gpu(durations):
+    jobs = [Job(str(i), 1, submit, duration) for i, (submit, duration) in enumerate(durations)]
+    mean = {
+        name: np.mean([one.jct_s for one in schedule(jobs, Shape(1, 1, 1), name)])
+        for name in POLICIES
+        if name != "every-second"
+    }
+    assert all(mean["srtf"] <= other + 1e-9 for other in mean.values())
+
+
+def test_the_group_that_used_least_goes_first():
+    jobs = [Job(f"a{i}", 4, 0, 10, "a") for i in range(3)] + [Job("b0", 4, 1, 10, "b")]
+    starts = {one.job.name: one.start_s for one in schedule(jobs, Shape(1, 1, 4), "fair-share")}
+    assert starts == {"a0": 0, "b0": 10, "a1": 20, "a2": 30}
+
+
+def test_a_preempted_job_loses_what_a_restart_costs():
+    jobs = [Job("long", 4, 0, 100), Job("short", 4, 10, 10)]
+    free, paid = (
+        {one.job.name: one.end_s for one in schedule(jobs, Shape(1, 1, 4), "srtf", resume_s=cost)} for cost in (0, 5)
+    )
+    assert free == {"short": 20, "long": 110}
+    assert paid == {"short": 20, "long": 115}
+
+
+def test_packed_jobs_stay_on_a_node_where_they_fit():
+    jobs = [Job("three", 3, 0, 10), Job("two", 2, 0, 10), Job("six", 6, 0, 10)]
+    ends = {one.job.name: one.end_s for one in schedule(jobs, Shape(1, 2, 4), "first-fit", "packed")}
+    assert ends == {"three": 10, "two": 10, "six": 20}
+    spread = {one.job.name: one.end_s for one in schedule(jobs[:2], Shape(1, 2, 4), "fifo", "spread")}
+    assert spread == {"three": 10, "two": 10}
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(UnknownName, match="did you mean fifo"):
+        schedule([Job("a", 1, 0, 1)], SHAPE, "fifoo")
+    with pytest.raises(UnknownName, match="did you mean packed"):
+        schedule([Job("a", 1, 0, 1)], SHAPE, "fifo", "pack")
+    with pytest.raises(ForerunError, match="job a: 9 GPUs have no place on 16 under packed"):
+        schedule([Job("a", 9, 0, 1)], SHAPE, "fifo", "packed")
