@@ -8,6 +8,7 @@ from forerun.interfaces.report.page import Document, Figures, Heading, Part, Plo
 from forerun.interfaces.report.page_sections import dollars, reproduce_section
 from forerun.interfaces.report.plots import causes_plot
 from forerun.interfaces.report.plots_of_studies import cumulated_plot, efficiency_plot, spread_plot, throughput_plot
+from forerun.interfaces.report.study_cells import scale_cells, variant_cells
 from forerun.interfaces.report.wording import percent, rate, seconds
 
 _BLAMED = 10
@@ -117,7 +118,7 @@ def _scales(study: ScalingStudy) -> Table:
         (
             f"{point.num_nodes:,}",
             f"{point.n_gpus:,}",
-            *(("", "", "", "", "", "") if point.error else _scale(point)),
+            *_scale(point),
             point.error
             or "; ".join(text for text in (point.note, "" if point.fits else "does not fit in memory") if text),
         )
@@ -129,15 +130,21 @@ def _scales(study: ScalingStudy) -> Table:
 
 
 def _scale(point: ScalePoint) -> tuple[str, ...]:
-    exposed = point.breakdown_s.get("communication", 0.0) / point.step_time_s if point.step_time_s else 0.0
+    cells = scale_cells(point)
+    if cells is None:
+        return ("",) * 6
     return (
-        seconds(point.step_time_s),
-        rate(point.samples_per_s),
+        cells.step_time,
+        cells.samples_per_s,
         percent(point.efficiency),
-        percent(exposed),
-        f"{point.peak_reserved_gib:.1f}",
-        dollars(point.bill.dollars_per_million_samples),
+        cells.exposed,
+        cells.memory_gib,
+        _signed(cells.dollars_per_million),
     )
+
+
+def _signed(dollars_in_words: str) -> str:
+    return dollars_in_words and "$" + dollars_in_words
 
 
 def _fastest(comparison: Comparison) -> list[Part]:
@@ -173,20 +180,19 @@ def _variants(comparison: Comparison) -> Table:
 
 
 def _variant(each: Variant, base: float) -> tuple[str, ...]:
-    prediction = each.prediction
-    if prediction is None or each.error:
+    cells = variant_cells(each)
+    if cells is None or each.prediction is None:
         return each.label, each.axis, "", "", "", "", "", "", each.error
-    step = sum(each.breakdown_s.values()) or prediction.step_time_s
     return (
         each.label,
         each.axis,
-        seconds(step),
-        rate(each.samples_per_s),
+        cells.step_time,
+        cells.samples_per_s,
         f"x {each.samples_per_s / base:.2f}" if base else "",
-        percent(each.breakdown_s.get("communication", 0.0) / step),
-        f"{prediction.peak_reserved_gib:.1f}",
-        "" if each.bill is None else dollars(each.bill.dollars_per_million_samples),
-        "" if prediction.fits else "does not fit in memory",
+        cells.exposed,
+        cells.memory_gib,
+        _signed(cells.dollars_per_million),
+        "" if each.prediction.fits else "does not fit in memory",
     )
 
 

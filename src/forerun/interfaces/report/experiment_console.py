@@ -20,6 +20,7 @@ from forerun.answers.experiment.result import (
 from forerun.interfaces.report import bands
 from forerun.interfaces.report.console import bars, make_table, print_title
 from forerun.interfaces.report.histogram import bar, histogram
+from forerun.interfaces.report.study_cells import scale_cells, variant_cells
 from forerun.interfaces.report.wording import percent, plan_words, rate, seconds
 
 _LISTED = 6
@@ -60,7 +61,7 @@ def print_scaling(out: Console, study: ScalingStudy) -> None:
     print_title(out, f"{study.request.name}: {kind}")
     sample = study.request.sample
     headings = ("nodes", "GPUs", "step", f"{sample}s/s", "efficiency", "GiB", "comm", f"$/M {sample}s", "")
-    rows = ((str(point.num_nodes), f"{point.n_gpus:,}", *_scale_cells(point)) for point in study.points)
+    rows = ((str(point.num_nodes), f"{point.n_gpus:,}", *_scale_row(point)) for point in study.points)
     out.print(make_table("rrrrrrrrl", headings, rows))
     out.print()
     for line in scaling_words(study):
@@ -89,7 +90,7 @@ def print_comparison(out: Console, comparison: Comparison) -> None:
     sample = comparison.request.sample
     headings = ("", "step", f"{sample}s/s", "", "MFU", "GiB", "comm", f"$/M {sample}s")
     base = comparison.variants[0].samples_per_s
-    rows = ((variant.label, *_variant_cells(variant, base)) for variant in comparison.variants)
+    rows = ((variant.label, *_variant_row(variant, base)) for variant in comparison.variants)
     out.print(make_table("lrrrrrrr", headings, rows))
 
 
@@ -167,39 +168,34 @@ def _shares(breakdown_s: Mapping[str, float]) -> dict[str, tuple[str, float]]:
     return {cause: (seconds(time), time / total) for cause, time in breakdown_s.items() if time > 0}
 
 
-def _scale_cells(point: ScalePoint) -> Sequence[str]:
-    if point.error:
+def _scale_row(point: ScalePoint) -> Sequence[str]:
+    cells = scale_cells(point)
+    if cells is None:
         return ["", "", "", "", "", "", point.error]
-    share = point.breakdown_s.get("communication", 0.0) / point.step_time_s
     return [
-        seconds(point.step_time_s),
-        rate(point.samples_per_s),
+        cells.step_time,
+        cells.samples_per_s,
         percent(point.efficiency),
-        f"{point.peak_reserved_gib:.1f}{'' if point.fits else '!'}",
-        percent(share),
-        _dollars(point.bill),
+        cells.memory_gib + ("" if point.fits else "!"),
+        cells.exposed,
+        cells.dollars_per_million,
         "" if point.fits else "does not fit",
     ]
 
 
-def _variant_cells(variant: Variant, base: float) -> Sequence[str]:
-    prediction = variant.prediction
-    if prediction is None:
+def _variant_row(variant: Variant, base: float) -> Sequence[str]:
+    cells, prediction = variant_cells(variant), variant.prediction
+    if cells is None or prediction is None:
         return [variant.error]
     return [
-        seconds(prediction.step_time_s),
-        rate(variant.samples_per_s),
+        cells.step_time,
+        cells.samples_per_s,
         f"{variant.samples_per_s / base - 1:+.1%}" if base else "",
         percent(prediction.mfu),
-        f"{prediction.peak_reserved_gib:.1f}{'' if prediction.fits else '!'}",
-        percent(prediction.exposed_comm_s / prediction.step_time_s),
-        _dollars(variant.bill),
+        cells.memory_gib + ("" if prediction.fits else "!"),
+        cells.exposed,
+        cells.dollars_per_million,
     ]
-
-
-def _dollars(bill: Bill | None) -> str:
-    known = None if bill is None else bill.dollars_per_million_samples
-    return "" if known is None else f"{known:,.2f}"
 
 
 def _facts(facts: Mapping[str, str]) -> Table:
