@@ -1,5 +1,7 @@
 """Writing: what is read is what was written, and STAGE's own files come out byte for byte."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -114,6 +116,13 @@ def test_conversion_and_back_loses_nothing(tmp_path, form):
     assert convert(source, tmp_path / f"b.{form}") == 5
     assert convert(tmp_path / f"b.{form}", tmp_path / "c.et") == 5
     assert (tmp_path / "c.et").read_bytes() == source.read_bytes()
+
+
+def test_json_has_the_schemas_own_names(tmp_path):
+    write(tmp_path / "a.et", [comp(4), comp(6, data=[4], ctrl=[4])])
+    convert(tmp_path / "a.et", tmp_path / "a.jsonl")
+    last = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1])
+    assert (last["id"], last["data_deps"], last["ctrl_deps"]) == ("6", ["4"], ["4"])
 
 
 @pytest.mark.parametrize("form", ["json", "jsonl"])

@@ -30,7 +30,7 @@ class NodeRows:
 
     def of(self, wanted: npt.NDArray[np.uint64]) -> I32:
         """Returns the rows of the ids `wanted`; -1 for an id that no node has."""
-        if not len(wanted) or not len(self.ids):
+        if not len(self.ids):
             return np.full(len(wanted), -1, np.int32)
         signed = wanted.astype(np.int64)  # ids above 63 bits wrap to negative numbers, which no node has
         place = np.searchsorted(self._sorted, signed)
