@@ -115,6 +115,19 @@ def test_what_cannot_run_is_named(traces, words):
         assert word in str(error.value)
 
 
+def test_shares_of_compute_and_memory_are_those_of_the_roofline():
+    """1600 GB/s and 900 TFLOP/s: one node at the peak with 900 operations a byte, one that memory bounds."""
+    peak, bandwidth = 900e12, 1600e9
+    nodes = [comp(9 * 10**8, 10**6), comp(10**3, 16 * 10**5, after=(0,))]
+    result = run([trace(nodes)] * 2)
+    (_, first), (_, last) = times(result, 0)
+    found, at_peak = result.statistics[0], first / last
+    assert found.compute_bound_pct == pytest.approx(100 * at_peak, rel=0.002)
+    assert found.avg_compute_util_pct == pytest.approx(100 * at_peak, rel=0.002)
+    of_first = peak / 900 / bandwidth
+    assert found.avg_mem_util_pct == pytest.approx(100 * (at_peak * of_first + 1 - at_peak), rel=0.002)
+
+
 def test_remote_memory_takes_latency_and_bytes():
     nodes = [{"kind": NodeKind.MEM_LOAD, "tensor_size": 1000}]
     base = machine(2)
@@ -152,6 +165,24 @@ def test_the_hashed_order_looks_at_buckets():
 @given(traces=programs(groups=PAIRS), topology=st.sampled_from(["Ring", "Switch", "FullyConnected"]))
 def test_folded_and_unfolded_runs_agree(traces, topology):
     assert outcome(traces, topology, fold=True) == outcome(traces, topology, fold=False)
+
+
+@pytest.mark.parametrize(("n_ranks", "inner"), [(8, 4), (12, 3), (12, 4), (24, 6)])
+def test_of_rings_inside_a_ring_one_block_is_simulated(n_ranks, inner):
+    """The last hop of a ring through a part of a larger ring is longer, so the ranks of a block differ."""
+    nodes = [
+        comp(10**7, 10**6),
+        collective(CommType.ALL_REDUCE, 10**6, "inside", after=[0]),
+        collective(CommType.ALL_GATHER, 3 * 10**6, "across", after=[1]),
+        collective(CommType.ALL_TO_ALL, 10**5, "inside", after=[2]),
+    ]
+    groups = {f"in{i}": tuple(range(i * inner, (i + 1) * inner)) for i in range(n_ranks // inner)}
+    groups |= {f"out{i}": tuple(range(i, n_ranks, inner)) for i in range(inner)}
+    one = trace(nodes)
+    traces = [replace(one, group_names=(f"in{rank // inner}", f"out{rank % inner}")) for rank in range(n_ranks)]
+    folded, whole = (run(traces, groups, topology="Ring", fold=fold) for fold in (True, False))
+    assert folded.actor_of_rank == tuple(rank % inner for rank in range(n_ranks))
+    assert folded.statistics == whole.statistics
 
 
 def outcome(traces, topology, fold):

@@ -204,7 +204,7 @@ class _Builder:
 
     def _alone_in_turn(self, steps: Steps, action: Action, parts: list[Part], ends: tuple[int, int]) -> None:
         """Appends one pass; `ends` are the first and the last micro batch of its stage."""
-        first, last = (action.microbatch == end for end in ends)
+        first, last = action.microbatch == ends[0], action.microbatch == ends[1]
         if action.kind == "F":
             self._forward(steps, parts, first)
         elif action.kind == "B":
