@@ -42,6 +42,7 @@ def test_one_filter_a_channel_is_bound_by_memory() -> None:
     assert layer.forward(2) == [Traffic(x + 54, x, flops=2 * x * 9)]
     assert layer.weight_backward(2) == [Traffic(2 * x, 54, flops=2 * x * 9)]
     assert isinstance(conv2d("c", (6, 4, 4), 6, (3, 3), groups=3).forward(2)[0], Matmul)
+    assert isinstance(conv2d("c", (1, 4, 4), 6, (3, 3)).forward(2)[0], Matmul)
 
 
 def test_a_linear_layer_works_on_rows_or_flattens() -> None:

@@ -93,6 +93,7 @@ def test_a_stack_without_attention_has_no_norms_in_its_blocks() -> None:
     ("extra", "dense", "shared"),
     [
         ({"n_shared": 0, "moe_layers": "all"}, 0, 0),
+        ({}, 0, 0),
         ({"n_shared": 2, "dense_layers": 1}, 1, 64),
         ({"shared_ffn": 48, "moe_layers": 1}, 1, 48),
     ],

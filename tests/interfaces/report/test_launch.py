@@ -330,6 +330,17 @@ def test_a_name_cannot_leave_its_comment(tool, tmp_path):
             assert len(ast.parse(text).body) > 1
 
 
+@pytest.mark.parametrize(
+    ("method", "rotates", "noted"), [("ring", "alltoall", False), ("allgather", "allgather", False),
+                                     ("ulysses", "allgather", True)]
+)  # fmt: skip
+def test_torchtitan_passes_keys_and_values_round_or_gathers_them(method, rotates, noted):
+    plan = replace(WITHOUT_AXES, cp=2, cp_method=method)
+    files = launch_files(plan, LLAMA, CLUSTER, "torchtitan-0.2")
+    assert toml(files["forerun.toml"])["parallelism"]["context_parallel_rotate_method"] == rotates
+    assert ("cp_method ulysses" in files[NOTES]) == noted
+
+
 def test_notes_say_what_differs():
     notes = launch_files(replace(PLAN, prefetch=2), LLAMA, CLUSTER, "torchtitan-0.2")[NOTES]
     assert "* prefetch 2: FSDP2 gathers one unit ahead" in notes

@@ -140,6 +140,16 @@ def bars(lying: bool, **more: object) -> dict[str, object]:
     return {"type": "bar", "name": "one", "marker": {"color": BLUE}, **at, **more}
 
 
+def test_a_logarithmic_axis_has_plain_numbers_at_one_two_and_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"type": "scatter", "mode": "lines", "name": "one", "x": [1.0, 100.0], "y": [1.0, 100.0]}
+    sides = {"type": "log", "range": [0.0, 2.0]}
+    axes = drawn(monkeypatch, Plot([line], layout(axis("x", **sides), axis("y", **sides)), "about"))
+    for each in (axes.xaxis, axes.yaxis):
+        inside = [tick for tick in each.get_majorticklocs() if 1 <= tick <= 100]
+        assert inside == pytest.approx([1, 2, 5, 10, 20, 50, 100])
+        assert each.get_major_formatter()(2000.0) == "2,000"
+
+
 def test_bars_stand_on_each_other_and_lie_beside_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = axis("names"), axis("number", rangemode="tozero")
     upright = drawn(monkeypatch, Plot([bars(False), bars(False)], layout(x, y, barmode="stack", bargap=0.5), ""))

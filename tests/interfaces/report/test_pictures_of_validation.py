@@ -100,6 +100,29 @@ def test_a_picture_of_nothing_is_left_out(made: Prediction, change: dict[str, ob
     assert set(validation_pictures(results)) == left
 
 
+def test_every_row_is_a_point_at_its_measured_and_predicted_value(
+    made: Prediction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    monkeypatch.setattr(pictures_of_validation, "png", lambda figure: figures.append(figure) or b"")
+    results = many(made, 24)
+    names = list(validation_pictures(results))
+    for name, kinds, predicted in (
+        ("step_time", {"allocated", "reserved", "nvidia-smi"}, lambda one: one.prediction.step_time_s),
+        ("memory", {"allocated", "reserved"}, lambda one: one.prediction.peak_reserved_gib),
+    ):
+        drawn = {
+            (x, y)
+            for axes in figures[names.index(name)].axes
+            for line in axes.lines
+            if line.get_linestyle() == "None"
+            for x, y in zip(*line.get_data(), strict=True)
+        }
+        rows = [each for each in results if each.row.peak_mem_kind in kinds]
+        measured = [each.row.step_time_s if name == "step_time" else each.row.peak_mem_gib for each in rows]
+        assert drawn == {(value, predicted(each)) for value, each in zip(measured, rows, strict=True)}
+
+
 def test_rows_without_a_prediction_are_no_points(made: Prediction) -> None:
     results = many(made, 12)
     without: Sequence[RowResult] = [*results, RowResult(row(id="x", step_time_s=1.0), reason="no such model")]
