@@ -1,5 +1,6 @@
 """Flex attention that nothing compiles: what it holds, computes and keeps."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.unfused_flex import Sizes, unfused_flex
 
+from .by_hand import block_of
 from .cases import CLUSTER, DENSE, plan
 
 OURS = "attention.flex."
@@ -67,6 +69,18 @@ def test_what_is_held_is_held_by_stages_that_there_are(batch, heads, seq, head_d
     op, _ = operation(Sizes(batch, *heads, seq, seq, head_dim, head_dim), precision)
     for held, stages in ((op.forward_held, op.forward), (op.backward_held, op.backward)):
         assert all(size > 0 and 0 <= first <= last < len(stages) for size, first, last in held)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_what_is_held_lives_in_a_block_from_its_first_stage_to_its_last(direction):
+    op, _ = operation(Sizes(1, 16, 8, 2048, 2048, 64, 64))
+    program = program_of(attention="flex_uncompiled")
+    block = block_of(program, f"layer.{direction}")
+    nodes = [node for node, number in enumerate(block.op) if program.ops.name[number].startswith(OURS)]
+    held = op.forward_held if direction == "forward" else op.backward_held
+    lives = Counter(zip(block.tensor_bytes, block.tensor_alloc, block.tensor_free, strict=True))
+    assert held
+    assert not Counter((size, nodes[first], nodes[last]) for size, first, last in held) - lives
 
 
 def test_products_are_of_all_scores_two_there_and_five_back():
