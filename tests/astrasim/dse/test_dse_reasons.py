@@ -75,6 +75,14 @@ def test_exposed_communication_is_what_a_walk_over_the_time_line_finds(tmp_path,
     assert sum(one.exposed_ns for one in terms.communication) - received == by_hand["queued"]
 
 
+def test_only_communication_has_calls_and_bytes(pair):
+    changes = [change for reason in reasons(pair) for change in reason.changes]
+    assert {change.is_communication for change in changes} == {False, True}
+    for change in changes:
+        assert change.is_communication == (change.calls != (0, 0))
+        assert change.is_communication == (change.size_bytes != (0, 0))
+
+
 def test_changes_add_up_to_the_difference(pair):
     found = reasons(pair)
     varied = {axis for axis in AXES if len({getattr(row.point.strategy, axis) for row in pair.rows}) > 1}
