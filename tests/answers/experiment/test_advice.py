@@ -10,6 +10,8 @@ from forerun.answers.analysis.bottlenecks import bottlenecks
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.answers.experiment.advice.advise import LEAST_GAIN, advise
+from forerun.answers.experiment.advice.candidates import _gradients as gradient_candidates
+from forerun.answers.experiment.advice.candidates import _states as state_candidates
 from forerun.answers.experiment.advice.candidates import _zero_stages as other_zero_stages
 from forerun.answers.experiment.advice.machine import devices as other_devices
 from forerun.answers.experiment.description.read import changed, read_experiment
@@ -256,6 +258,26 @@ def test_the_fastest_devices_are_tried_whatever_they_cost_and_good_value_however
     assert {"b200-sxm-180gb", "rtx-4090"} <= set(tried)
     assert tried.index("b200-sxm-180gb") < tried.index("rtx-4090")
     assert A100.device.name not in tried
+
+
+def test_what_costs_speed_for_memory_is_tried_where_a_run_does_not_fit():
+    request = request_of("llama-3-8b", A100, seq_len=8192, dp_replicate=8, zero_stage=0, stack="pytorch")
+    fitting, short = ({one.title for one in state_candidates(request, fits) if one} for fits in (True, False))
+    assert fitting < short
+    assert "keep the optimizer in host memory" in short - fitting
+    assert all("checkpointing" in title or "host memory" in title for title in short - fitting)
+
+
+def test_a_run_that_waits_for_parameters_is_told_to_gather_one_unit_ahead():
+    request = request_of("llama-3-8b", A100, seq_len=8192, dp_shard=8, prefetch=0, stack="pytorch")
+    (ahead,) = [one for one in gradient_candidates(request) if one and one.title == "gather parameters ahead"]
+    assert ahead.setup.plan == replace(request.setup.plan, prefetch=1)
+
+
+@pytest.mark.parametrize(("replicas", "has_buckets"), [(1, False), (2, True), (4, True)])
+def test_buckets_are_for_gradients_that_replicas_sum(replicas, has_buckets):
+    request = request_of("llama-3-8b", A100, seq_len=4096, dp_replicate=replicas, dp_shard=4, stack="pytorch")
+    assert any(one and one.kind == "bucket size" for one in gradient_candidates(request)) == has_buckets
 
 
 def test_a_run_on_one_gpu_is_told_nothing_of_networks():
