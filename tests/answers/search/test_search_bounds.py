@@ -156,6 +156,18 @@ def test_bounds_hold_for_every_optimizer(stack):
     assert len(held_to_simulations(model, table, stack, range(len(plans)))) > 10
 
 
+@pytest.mark.parametrize("stack", ["torchtitan", "deepspeed"])
+def test_bounds_hold_for_adapters(stack):
+    model = replace(load_model("llama-3.2-1b"), n_layers=FEW_LAYERS)
+    draw, plans = random.Random(3), []
+    while len(plans) < 25:
+        plan = replace(random_plan(draw, model, stack), lora_rank=16, frozen_dtype=draw.choice(("wide", "nf4")))
+        if plan.offload != "params" and refuse(model, plan, CLUSTER) is None:
+            plans.append(plan)
+    table = SpaceTable.of_plans(plans, CLUSTER.node_size)
+    assert len(held_to_simulations(model, table, stack, range(len(plans)))) > 10
+
+
 def test_bounds_hold_on_a_network():
     model, network = load_model("llama-3.1-8b"), load_network("switch:8@450/300,fat-tree:4@50/700")
     space = make_space(model, CLUSTER, 32, 8192, 64, {"tp": [2, 8], "pp": [1, 4]}, None, "whole", on_network=True)

@@ -22,6 +22,8 @@ VALUES = {
     "prefetch": (1, 0, 2),
     "ddp_bucket_mib": (0.0, 25.0),
     "shard_min_mib": (0.0, 1.0),
+    "lora_rank": (0, 0, 8),
+    "lora_targets": (("q_proj", "v_proj"), ()),
     "virtual_stages": (1, 1, 2, 4),
     "layers_per_stage": (None, None, (16, 16), (20, 12), (10, 10, 12), (8, 8, 8, 8), (16, 8)),
     "expert_imbalance": (1.0, 1.5),

@@ -57,6 +57,13 @@ BAD = [
     (("plan", "llama-3.1-8b", *PLAN, "--quick"), "--quick"),
     (("plan",), "model"),
     (("predict", "llama-3.1-8b", *PLAN, "--tp", 3), "3 does not divide 8 GPUs"),
+    (("predict", "llama-3.1-8b", *PLAN, "--optimizer", "muonn"), "--optimizer: expected one of adamw, adam, sgd"),
+    (("predict", "llama-3.1-8b", *PLAN, "--optimizer", "soap"), "soap needs whole matrices: use zero_stage 0 to 2"),
+    (("predict", "llama-3.1-8b", *PLAN, "--frozen-dtype", "nf4"), "frozen_dtype nf4 needs frozen weights"),
+    (
+        ("predict", "llama-3.1-8b", *PLAN, "--lora-rank", 8, "--lora-targets", "wq"),
+        "--lora-targets: expected a list",
+    ),
     (("predict", "llama-3.1-8b", *PLAN, "--pp", 3, "--dp-shard", 1), "= 3 GPUs, not 8"),
     (("predict", "llama-3.1-8b", *PLAN, "--micro-batch", 3), "global batch 16 is not a multiple"),
     (("predict", "llama-3.1-8b", *PLAN, "--ep", 8), "is dense"),

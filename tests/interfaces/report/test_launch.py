@@ -210,6 +210,16 @@ def test_deepspeed_and_accelerate_name_optimizers_as_they_know_them():
     assert "bitsandbytes.optim.AdamW8bit(...)" in launch_files(narrow, LLAMA, CLUSTER, "accelerate")["notes.txt"]
 
 
+def test_adapters_are_noted_for_scripts_and_refused_by_tools_that_run_their_own_trainer():
+    plan = replace(WITHOUT_AXES, lora_rank=16, lora_targets=("q_proj", "v_proj"), frozen_dtype="nf4", compile=False)
+    notes = launch_files(plan, LLAMA, CLUSTER, "accelerate")["notes.txt"]
+    assert "peft.LoraConfig(r=16" in notes
+    assert "target_modules of that LoraConfig: q_proj, v_proj" in notes
+    assert "bnb_4bit_use_double_quant=True" in notes
+    with pytest.raises(ForerunError, match="lora_rank 16: Megatron-LM trains all weights"):
+        launch(plan, LLAMA, CLUSTER, "megatron-lm")
+
+
 def test_the_json_of_deepspeed_holds_the_plan(tmp_path):
     plan = replace(WITHOUT_AXES, offload="params", ddp_bucket_mib=50.0, accumulate_dtype="fp32")
     files = launch_files(plan, LLAMA, CLUSTER, "deepspeed")

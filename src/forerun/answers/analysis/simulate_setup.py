@@ -14,8 +14,10 @@ from forerun.core.program.join import Part, joined
 from forerun.core.program.types import Program
 from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.model.layered import LayeredModel
-from forerun.describe.model.parameters import model_flops_per_token
+from forerun.describe.model.parameters import compute_parameter_count, model_flops_per_token
+from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import check_plan
+from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.build import build
 
@@ -131,8 +133,8 @@ def _subject(setup: Setup) -> Subject:
         how = f"FLOPs of all layers, forward and backward, of each {model.sample}"
     else:
         tokens = setup.samples_per_step * plan.seq_len
-        flops = model_flops_per_token(model, plan.seq_len) * (tokens / setup.n_gpus)
-        how = "6 N + 12 L h s FLOPs per token"
+        per_token, how = _flops_per_token(model, plan)
+        flops = per_token * (tokens / setup.n_gpus)
     return Subject(
         name=model.name,
         n_gpus=setup.n_gpus,
@@ -149,6 +151,15 @@ def _subject(setup: Setup) -> Subject:
         notes=_notes(setup),
         warnings=model.notes,
     )
+
+
+def _flops_per_token(model: ModelSpec, plan: Plan) -> tuple[float, str]:
+    """Returns the model FLOPs of a token, and what they count in words."""
+    flops = model_flops_per_token(model, plan.seq_len)
+    if not plan.lora_rank:
+        return flops, "6 N + 12 L h s FLOPs per token"
+    frozen = 2.0 * compute_parameter_count(model)
+    return flops - frozen, "4 N + 12 L h s FLOPs per token, as frozen weights have no gradients, without the adapters'"
 
 
 def _notes(setup: Setup) -> tuple[str, ...]:

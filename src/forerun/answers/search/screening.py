@@ -118,9 +118,9 @@ class Screening:
         for first in range(0, n, _CHUNK):  # bounds that need no units
             chunk = slice(first, min(first + _CHUNK, n))
             plans = table.rows(chunk)
-            states = self._states(
-                plans, self._dense / plans.pp / plans.tp, self._experts / plans.pp / (plans.ep * plans.etp)
-            )
+            trained = 1.0 * (plans.lora_rank == 0)  # adapters are so few that their bound is 0
+            dense, experts = self._dense / plans.pp / plans.tp, self._experts / plans.pp / (plans.ep * plans.etp)
+            states = self._states(plans, dense * trained, experts * trained)
             at_end = self._at_the_end(plans, states)
             self._note(out, np.arange(chunk.start, chunk.stop), at_end, states.resident.total, 0)
         left = np.flatnonzero(~out.too_large)

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, having, no, ranks_between, values_of
-from forerun.describe.plan.plan import DEFAULT_ORDER, MESH_AXES, Plan
+from forerun.describe.plan.plan import DEFAULT_ORDER, MESH_AXES, LoraTarget, Plan
 from forerun.describe.plan.rules import gathers_parameters, wide_dtype
 from forerun.describe.stacks.catalog import load_stack
 from forerun.describe.stacks.stack import Stack, gradient_dtype
@@ -205,6 +205,7 @@ NAMINGS = (
         lambda model, plan: no(plan.compile) | _in_stack(plan, lambda stack: not stack.compiles_loss),
     ),
     _usual("graph_breaks", False, lambda model, plan: no(plan.compile)),
+    _usual("lora_targets", get_args(LoraTarget), lambda model, plan: plan.lora_rank == 0),
     _usual("attention", "auto", lambda model, plan: _in_stack(plan, lambda stack: plan.attention == stack.attention)),
 )
 """all namings, in the order in which they are applied: a later one sees what an earlier one has changed"""

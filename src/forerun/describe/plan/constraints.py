@@ -413,6 +413,28 @@ def _offload_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
     return f"offload params needs zero_stage 3 (parameters gathered when used), got {plan.zero_stage}"
 
 
+def _adapters(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    split = (plan.tp > 1) | (plan.ep > 1) | (plan.etp > 1)
+    scaled = having(plan.precision, lambda precision: precision in FP8_PRECISIONS)
+    other = having(plan.stack, lambda name: load_stack(name).parametrized) | having(
+        plan.lora_targets, lambda targets: not targets
+    )
+    return where(plan.lora_rank > 0, split | scaled | plan.autocast | other, plan.frozen_dtype != "wide")
+
+
+def _adapters_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if not plan.lora_rank:
+        return f"frozen_dtype {plan.frozen_dtype} needs frozen weights: give lora_rank"
+    if not plan.lora_targets:
+        return "lora_rank needs lora_targets, the linear layers that have adapters"
+    if plan.tp * plan.ep * plan.etp > 1:
+        degrees = f"tp {plan.tp}, ep {plan.ep}, etp {plan.etp}"
+        return f"lora_rank runs with data, context and pipeline parallelism, not {degrees}"
+    if load_stack(plan.stack).parametrized:
+        return f"lora_rank: stack {plan.stack} gathers each parameter by itself; use one with FSDP or ZeRO"
+    return f"lora_rank needs precision bf16, fp16, fp32 or tf32 without autocast, got {plan.precision}"
+
+
 def _of_matrices(plan: Plans, holds: Callable[[OfMatrices], bool]) -> Column:
     """Says in which plans the optimizer treats matrices as `holds` says."""
 
@@ -447,7 +469,7 @@ def _layers_only(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
     staged = (plan.virtual_stages > 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
     split = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1) | (plan.etp > 1)
     scaled = having(plan.precision, lambda precision: precision in FP8_PRECISIONS)
-    return split | staged | (plan.seq_len != 1) | scaled
+    return split | staged | (plan.seq_len != 1) | scaled | (plan.lora_rank > 0)
 
 
 def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
@@ -458,6 +480,8 @@ def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
         return f"virtual_stages and layers_per_stage need a transformer; {model.name} is given layer by layer"
     if plan.seq_len != 1:
         return f"seq_len {plan.seq_len}: {model.name} takes whole samples; leave seq_len at 1"
+    if plan.lora_rank:
+        return f"lora_rank {plan.lora_rank} needs a transformer; {model.name} is given layer by layer"
     return f"precision {plan.precision} needs a transformer; {model.name} is given layer by layer"
 
 
@@ -515,6 +539,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("layers do not spread over the stages", _stages, _stages_why),
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
     Rule("offload does not fit the sharding", _offload, _offload_why),
+    Rule("adapters do not fit the parallelism", _adapters, _adapters_why),
     Rule("optimizer of matrices does not fit the sharding", _matrix_optimizer, _matrix_optimizer_why),
 )
 """rules of transformers; the first one that a plan breaks is the reason that it reports"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
+from typing import Literal, get_args
 
 from forerun.common.errors import ForerunError
 from forerun.describe.kernels.dispatchers import AUTO
@@ -13,6 +13,8 @@ from forerun.describe.stacks.stack import CpMethod, OptimizerImpl, Schedule, Sel
 
 RecomputedModule = Literal["core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "moe", "shared_experts"]
 """parts of a layer, under Megatron-Core's names"""
+LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""linear layers that may have adapters, under peft's names"""
 Precision = Literal["bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4"]
 MESH_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """axes of the mesh in the usual order, innermost first (torchtitan, Megatron)"""
@@ -38,6 +40,7 @@ _RANGES = {
     "shard_min_mib": (0, inf),
     "expert_imbalance": (1, inf),
     "activation_offload": (0, 1),
+    "lora_rank": (0, inf),
 }
 """least and largest value of the other numbers"""
 
@@ -145,6 +148,14 @@ class Plan:
     attention: str = "auto"
     """attention kernel (describe/kernels/attention.yaml); auto is the stack's default, flex_uncompiled is FlexAttention
     outside of torch.compile, which materialises all scores in fp32"""
+
+    lora_rank: int = 0
+    """rank of the low-rank adapters that are trained in place of the weights, which are frozen; 0 trains the weights"""
+    lora_targets: tuple[LoraTarget, ...] = get_args(LoraTarget)
+    """the linear layers that have adapters"""
+    frozen_dtype: Literal["wide", "nf4"] = "wide"
+    """how frozen matrices of layers are kept: as wide as activations, or in QLoRA's 4 bits with double quantisation.
+    Other frozen weights are always wide"""
 
     optimizer: str = "adamw"
     """what updates the weights (describe/kernels/optimizers.yaml)"""
@@ -277,6 +288,11 @@ class Plan:
         """Returns whether each rank updates a part of the parameters and keeps its optimizer state (ZeRO-1 and
         above)."""
         return (self.zero_stage >= 1) & (self.fsdp > 1)
+
+    @property
+    def quantises_frozen(self) -> bool:
+        """Returns whether frozen matrices are kept in 4 bits."""
+        return (self.lora_rank > 0) & (self.frozen_dtype == "nf4")
 
     @property
     def gathers_updates(self) -> bool:

@@ -10,7 +10,7 @@ from forerun.describe.kernels.attention import AUTO, attention_kernel
 from forerun.describe.kernels.dispatchers import Dispatcher, dispatcher
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.columns import Column, Plans, mapped, no, numbers
+from forerun.describe.plan.columns import Column, Plans, mapped, no, numbers, where
 from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
 from forerun.describe.stacks.stack import Stack, gradient_dtype
 
@@ -91,6 +91,19 @@ def has_working_copy(plan: Plans, stack: Stack) -> Column:
     narrow = (plan.master_dtype == "fp32") & (weight_bytes(plan) == 2)
     casts = plan.autocast | (stack.autocast or stack.parametrized)
     return no(plan.uses_fsdp) & narrow & no(casts)
+
+
+# -- frozen parameters ------------------------------------------------------------------------------------------
+
+_NF4_BLOCK, _SCALE_BLOCK = 64, 256
+"""elements that share a scale in nf4, and scales that share an fp32 scale of their own under double quantisation
+(bitsandbytes, functional.py: quantize_4bit, and quantize_blockwise of its absmax)"""
+
+
+def frozen_matrix_bytes(plan: Plans) -> Column:
+    """Returns the bytes of an element of a frozen matrix of a layer, with its share of scales."""
+    nf4 = 0.5 + (1 + 4 / _SCALE_BLOCK) / _NF4_BLOCK
+    return where(plan.quantises_frozen, nf4, weight_bytes(plan))
 
 
 # -- gradients -------------------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class _Builder:
         first, last = self.first, self.last
         weights = Weights.joined((first.weights, last.weights))
         if self.staged.tied:
-            weights.matrices.pop()
+            weights.drop_tied(self.kernels.tied_elements)
         around = Around(self.parallel, self._add, "root", weights, first.gradient_bytes + last.gradient_bytes)
         unit, size = replace(last, name="root", weights=weights), gathered_bytes(self.plan, weights)
         return Part(unit, -1, size, -1, -1, -1, -1, -1, (), (), around, around, around, around)
@@ -163,19 +163,10 @@ class _Builder:
 
     def _weights(self, parts: list[Part], rank: int) -> Weights:
         """Returns all parameters of a rank; a tied head shares the embedding's matrix where both are on the rank."""
-        weights = Weights()
-        both = self.staged.tied and any(part.unit is self.first for part in parts)
-        for part in parts:
-            matrices, wide = part.unit.weights.matrices, part.unit.weights.wide
-            if both and part.unit is self.last:
-                matrices, wide = matrices[:-1], wide - matrices[-1]
-            weights.matrices += matrices
-            weights.wide += wide
-            weights.vectors += part.unit.weights.vectors
-            weights.experts += part.unit.weights.experts
-            weights.shapes += part.unit.weights.shapes
-            weights.shared += part.unit.weights.shared
-            weights.surplus += part.unit.weights.surplus
+        weights = Weights.joined(part.unit.weights for part in parts)
+        units = [part.unit for part in parts]
+        if self.staged.tied and any(unit is self.first for unit in units) and any(unit is self.last for unit in units):
+            weights.drop_tied(self.kernels.tied_elements)
         return weights
 
     def _steps(self, order: Sequence[Turn], stages: list[list[Part]]) -> Steps:
@@ -365,7 +356,7 @@ class _Builder:
         steps.now = plan.n_microbatches
         self.gradients.finish(steps, weights)
         ends = {stage_rank(plan, 0), stage_rank(plan, plan.n_stages - 1)}
-        if self.staged.tied and len(ends) == 2 and rank in ends:
+        if self.staged.tied and not plan.lora_rank and len(ends) == 2 and rank in ends:
             steps.add(self._add(self._tied_embedding_reduction(tuple(sorted(ends)))))
         steps.add(self._add(optimizer_block(kernels, weights, self._gradient_bytes(steps))))
 

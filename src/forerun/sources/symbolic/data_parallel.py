@@ -31,6 +31,7 @@ from forerun.sources.symbolic.exchanges import (
     gathered_bytes,
     gathered_weights,
     gathers,
+    held_frozen_bytes,
     reductions,
     shard_axis,
     shard_elements,
@@ -161,12 +162,13 @@ class DataParallel:
         """Returns the block that fetches, casts and gathers parameters, once the unit before has its own."""
         kernels, block = self.kernels, BlockBuilder()
         serial = self.ahead == 0
-        shard = shard_elements(kernels.plan, weights)
+        shard, frozen = shard_elements(kernels.plan, weights), held_frozen_bytes(kernels.plan, weights)
         chain: list[tuple[int, Stream]] = []
         if kernels.plan.offload == "params":  # the sharded master weights come from host memory
-            chain.append((kernels.ops.host_copy(name + ".fetch", shard * self.master_bytes), Stream.COPY))
+            chain.append((kernels.ops.host_copy(name + ".fetch", shard * self.master_bytes + frozen), Stream.COPY))
         if self.master_bytes != self.param_bytes or kernels.stack.fsdp == "fsdp2":  # cast and copy in the local shard
-            op = kernels.ops.memory(name + ".copy_in", shard * self.master_bytes, shard * self.param_bytes)
+            read, written = shard * self.master_bytes + frozen, shard * self.param_bytes + frozen
+            op = kernels.ops.memory(name + ".copy_in", read, written)
             chain.append((op, Stream.COMPUTE if serial else Stream.GATHER))
         chain = self._hand_out(name, weights) + chain
         exchanges = gathers(kernels.plan, kernels.stack, weights)
@@ -293,6 +295,8 @@ class DataParallel:
         if kernels.stack.fused_accumulation:
             return None
         block, total = BlockBuilder(), weights.gradients
+        if not total:
+            return None
         buffer = DTYPE_BYTES[kernels.accumulate_dtype]
         persistent = rules.keeps_gradient_buffer(kernels.stack)
         if first and not persistent:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from forerun.core.program.types import Category, Collective, Stream
 from forerun.sources.symbolic.kernels import TransformerKernels
-from forerun.sources.symbolic.linear import Product, Section
+from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.tape import Stage, Tape, TapeOp, on_compute
 from forerun.sources.symbolic.weights import Weights
 

@@ -84,12 +84,31 @@ def _larger(weights: Weights, whole: set[int], least: int = 0) -> Weights:
     return replace(weights, matrices=matrices, vectors=vectors)
 
 
+# -- frozen parameters -----------------------------------------------------------------------------------------
+
+
+def frozen_bytes(plan: Plan, weights: Weights) -> tuple[float, int]:
+    """Returns the bytes of the frozen parameters outside experts, and of experts, on a rank that holds them whole."""
+    wide = int(rules.weight_bytes(plan))
+    dense = sum(weights.frozen) * rules.frozen_matrix_bytes(plan) + sum(weights.frozen_wide) * wide
+    return dense, sum(weights.frozen_experts) * wide
+
+
+def held_frozen_bytes(plan: Plan, weights: Weights) -> float:
+    """Returns the bytes of frozen parameters that a rank keeps between passes."""
+    dense, experts = frozen_bytes(plan, weights)
+    if not plan.shards_parameters:
+        return dense + experts
+    return dense / plan.state_ranks + experts / max(1, plan.expert_ranks)
+
+
 # -- bytes -----------------------------------------------------------------------------------------------------
 
 
 def gathered_bytes(plan: Plan, weights: Weights) -> int:
     """Returns the bytes of a unit's gathered parameters."""
-    return _gathered_dense_bytes(plan, weights) + weights.expert * int(rules.weight_bytes(plan))
+    frozen = round(sum(frozen_bytes(plan, weights)))
+    return _gathered_dense_bytes(plan, weights) + weights.expert * int(rules.weight_bytes(plan)) + frozen
 
 
 def _gathered_dense_bytes(plan: Plan, weights: Weights) -> int:
@@ -105,11 +124,28 @@ def _gathered_dense_bytes(plan: Plan, weights: Weights) -> int:
 def gathers(plan: Plan, stack: Stack, weights: Weights) -> list[Exchange]:
     """Returns the exchanges that gather the parameters of a unit."""
     dense = _gathered_dense_bytes(plan, weights) / max(1, weights.dense)
-    return [
+    trained = [
         Exchange(
             Collective.ALL_GATHER, shard_axis(plan, expert), tensors, rules.weight_bytes(plan) if expert else dense
         )
         for expert, tensors in parts(gathered_weights(plan, stack, weights))
+    ]
+    return _with_frozen(plan, weights, trained) if weights.held > weights.total else trained
+
+
+def _with_frozen(plan: Plan, weights: Weights, trained: list[Exchange]) -> list[Exchange]:
+    """Returns the exchanges of trained parameters with the frozen ones, which go in the same collectives."""
+    of_axis: dict[str, tuple[list[int], float]] = {each.axis: ([*each.tensors], each.size_bytes) for each in trained}
+    dense, experts = frozen_bytes(plan, weights)
+    frozen = ((False, [*weights.frozen, *weights.frozen_wide], dense), (True, weights.frozen_experts, experts))
+    for expert, tensors, size in frozen:
+        axis = shard_axis(plan, expert)
+        own, own_size = of_axis.get(axis, ([], 0.0))
+        of_axis[axis] = ([*own, *tensors], own_size + size)
+    return [
+        Exchange(Collective.ALL_GATHER, axis, tensors, size / sum(tensors))
+        for axis, (tensors, size) in of_axis.items()
+        if sum(tensors)
     ]
 
 

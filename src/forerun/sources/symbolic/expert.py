@@ -7,7 +7,8 @@ from forerun.core.program.kinds import TokenExchange
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.kernels.dispatchers import Dispatcher
 from forerun.sources.symbolic.feed_forward import feed_forward
-from forerun.sources.symbolic.linear import Casts, Product, Section
+from forerun.sources.symbolic.linear import Casts, Section
+from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.tape import EXCHANGE, Stage, TapeOp, on_compute
 

@@ -139,8 +139,11 @@ def build_units(kernels: TransformerKernels, split: bool) -> Units:
         if checkpointing and plan.checkpoint_every > 1:
             plain = _section_unit(name + ".plain", layer_section(here, False), split)
         units |= {layer_unit(number, False): unit, layer_unit(number, True): plain}
-    units[EMBEDDING] = _section_unit("embedding", embedding_section(kernels), split)
-    units[HEAD] = _section_unit("head", head_section(kernels), split)
+    outside = ((EMBEDDING, "embedding", embedding_section), (HEAD, "head", head_section))
+    for kind, name, made in outside:
+        section = made(kernels)
+        section.freeze()
+        units[kind] = _section_unit(name, section, split)
     return units
 
 

@@ -44,6 +44,8 @@ class GradientSteps:
                 self._reduce(steps, part, "reduce_accumulated")
 
     def _reduce(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
+        if not part.unit.weights.gradients:  # all of its weights are frozen
+            return
         steps.add(part.parallel[action, 0, steps.reducing], part.layer)
         if self.parallel.buffers:
             steps.reducing = part.unit.weights.gradients * self.parallel.reduce_bytes
@@ -59,6 +61,8 @@ class GradientSteps:
 
     def _bucket(self, steps: Steps, part: Part) -> None:
         """Adds a unit's gradients to the bucket and reduces it when it is full."""
+        if not part.unit.weights.gradients:
+            return
         steps.bucket.append(part.unit)
         size = sum(unit.weights.gradients for unit in steps.bucket) * self.parallel.reduce_bytes
         if size >= self.parallel.bucket_bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.plan.rules import DTYPE_BYTES
+from forerun.sources.symbolic.adapters import adapter, dequantised, freeze, is_adapted
 from forerun.sources.symbolic.kernels import TransformerKernels
+from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.tape import Stage, Tape, TapeOp, on_compute
 from forerun.sources.symbolic.weights import Weights
 
@@ -34,19 +36,6 @@ class AutocastWeight(NamedTuple):
     """(tensor, bytes) kept for the backward pass"""
 
 
-class Product(NamedTuple):
-    """A matrix product y = x W, with or without a bias."""
-
-    name: str
-    x: str
-    y: str
-    n_in: int
-    n_out: int
-    bias: bool
-    module: int
-    """number of the module that its kernels count to"""
-
-
 @dataclass(slots=True)
 class Section:
     """A tape under construction, with the weights it collects."""
@@ -54,6 +43,13 @@ class Section:
     kernels: TransformerKernels
     tape: Tape
     weights: Weights
+    adapters: list[tuple[int, int]] = field(default_factory=list)
+    """input and output width of each matrix of low-rank adapters"""
+
+    def freeze(self) -> None:
+        """Trains the section's adapters and nothing else; without adapters in the plan, changes nothing."""
+        if self.kernels.plan.lora_rank:
+            freeze(self.tape, self.weights, self.adapters)
 
     # -- element-wise --------------------------------------------------------------------------------------
 
@@ -263,6 +259,8 @@ class Section:
     def linear(self, product: Product, tokens: int, casts: Casts | None = None, keeps_input: bool = False) -> None:
         """Writes a product of `tokens` rows without collectives; with `keeps_input` it keeps `x` in any precision."""
         kernels, (name, x, y, n_in, n_out, bias, module) = self.kernels, product
+        adapted = is_adapted(kernels, product)
+        y += ".frozen" if adapted else ""
         forward, dgrad, wgrad = kernels.gemms(name, tokens, n_in, n_out)
         size = tokens * n_out * kernels.shapes.act_bytes
         casts = casts or Casts(tokens * n_in, tokens * n_in, tokens * n_out)
@@ -270,21 +268,28 @@ class Section:
         self._absolutes(name, x, casts, n_in * n_out, module)
         kept, made = (x, ()) if keeps_input else self.kept_input(x, tokens * n_in)
         weight = self.autocast_weight(name, n_in * n_out)
+        wide, held = dequantised(kernels, product)
         self.tape.add(
             TapeOp(
                 name,
                 "matmul",
                 module,
-                cast_in + weight.forward + on_compute(forward),
-                cast_out + on_compute(dgrad),
+                cast_in + weight.forward + wide + on_compute(forward),
+                cast_out + wide + on_compute(dgrad),
                 on_compute(wgrad) + weight.backward + self._bias_grad(name, tokens, n_out, bias),
                 reads=(x,),
                 saves=(kept, *(tensor for tensor, _ in weight.made)),
                 makes=((y, size), *made, *weight.made),
                 parameters=(n_in * n_out, n_out) if bias else (n_in * n_out,),
                 weight_grad_bytes=self.weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
+                forward_held=held,
+                backward_held=held,
             )
         )
+        if adapted:
+            self.adapters += [(n_in, kernels.plan.lora_rank), (kernels.plan.lora_rank, n_out)]
+            grads = self.weight_grad_bytes(kernels.plan.lora_rank * (n_in + n_out))
+            self.tape.add(adapter(kernels, product, y, tokens, grads))
 
     def autocast_weight(self, name: str, elements: int) -> AutocastWeight:
         """Returns the cast of a weight, which autocast keeps, and its gradient's cast back; empty without autocast."""

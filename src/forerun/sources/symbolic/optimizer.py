@@ -9,7 +9,7 @@ from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.sources.symbolic.data_parallel import REDUCED
-from forerun.sources.symbolic.exchanges import parts, shard_axis, shard_elements
+from forerun.sources.symbolic.exchanges import held_frozen_bytes, parts, shard_axis, shard_elements
 from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.matrix_optimizer import (
     matrices_of,
@@ -214,6 +214,8 @@ def resident_bytes(kernels: PlanKernels, weights: Weights) -> list[int]:
     resident = [0] * N_CATEGORIES
     resident[Category.PARAMETER], resident[Category.GRADIENT] = states.parameter, states.gradient
     resident[Category.OPTIMIZER] = round(states.optimizer)
+    if plan.offload != "params":
+        resident[Category.PARAMETER] += round(held_frozen_bytes(plan, weights))
     if kernels.caches_casts and not kernels.stack.fp8_params:  # casts in both layouts, counted beside bf16 weights
         resident[Category.PARAMETER] += 2 * cast_elements(weights) * DTYPE_BYTES[plan.precision]
     if rules.keeps_bucket_copies(plan, kernels.stack):

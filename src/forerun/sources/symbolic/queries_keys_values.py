@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from forerun.describe.model.parameters import qk_norm_widths
 from forerun.describe.model.spec import IndexerSpec
-from forerun.sources.symbolic.linear import Product, Section
+from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.tape import TapeOp, on_compute
 from forerun.sources.symbolic.weights import Matrix

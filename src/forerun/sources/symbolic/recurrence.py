@@ -6,7 +6,8 @@ from forerun.core.cost.scan import scan_rates
 from forerun.core.program.kinds import Scan
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.model.scan import ScanSpec
-from forerun.sources.symbolic.linear import Product, Section
+from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.tape import TapeOp, on_compute
 

@@ -8,7 +8,7 @@ through SimpleFSDP's parametrisation: each access to a parameter gathers it in t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from forerun.core.cost.checkpoint import SavedState
 from forerun.core.memory.allocator_kernels import MIN_BLOCK
@@ -18,10 +18,10 @@ from forerun.describe.kernels.optimizers import optimizer
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
-from forerun.describe.plan.rules import DTYPE_BYTES, has_working_copy
+from forerun.describe.plan.rules import DTYPE_BYTES, frozen_matrix_bytes, has_working_copy
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.build import staged_model
-from forerun.sources.symbolic.exchanges import shard_elements, sharded
+from forerun.sources.symbolic.exchanges import held_frozen_bytes, shard_elements, sharded
 from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.optimizer import local_elements, moment_bytes, whole_moment_bytes
 from forerun.sources.symbolic.schedule import rank_stages
@@ -63,11 +63,11 @@ def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster
         tied = staged.tied and len(units) > 1 and units[0] is staged.stages[0][0][0]
         weights = [unit.weights for unit in units]
         if tied and units[-1] is staged.stages[-1][-1][0]:
-            last = weights[-1]
-            weights[-1] = replace(last, matrices=last.matrices[:-1])
+            last = weights[-1] = Weights.joined(weights[-1:])
+            last.drop_tied(staged.kernels.tied_elements)
         ranks.append(weights)
     kernels = staged.kernels
-    fullest = max(ranks, key=lambda weights: Weights.joined(weights).total)
+    fullest = max(ranks, key=lambda weights: Weights.joined(weights).held)
     tokens = 0 if isinstance(model, LayeredModel) else plan.micro_batch * plan.seq_len // plan.cp
     mask = _mask_bytes(model, plan, cluster, stack)
     return TrainingState(_saved(kernels, ranks), _stages(kernels, fullest, 2 * tokens * _INDEX_BYTES + mask))
@@ -110,7 +110,8 @@ def _element_bytes(kernels: PlanKernels) -> tuple[int, int]:
 def _held_bytes(kernels: PlanKernels, part: Weights, weight_bytes: int, master: int) -> float:
     whole = shard_elements(kernels.plan, part) if kernels.plan.shards_parameters else part.total
     local = local_elements(kernels, part)
-    return whole * weight_bytes + local * master + moment_bytes(kernels.plan, part, local)
+    own = whole * weight_bytes + local * master + moment_bytes(kernels.plan, part, local)
+    return own + held_frozen_bytes(kernels.plan, part)
 
 
 # -- initialisation ----------------------------------------------------------------------------------------------------
@@ -128,6 +129,9 @@ def _stages(kernels: PlanKernels, units: list[Weights], batch_bytes: int) -> tup
         for size in (*unit.matrices, *unit.vectors, *unit.experts):
             over = max(1, ranks * plan.tp // (plan.ep * plan.etp)) if size in unit.experts else ranks
             pairs.append((_block(size * master), _block(sharded(size, over) * master)))
+        wide = [*unit.frozen_wide, *unit.frozen_experts]
+        for sizes, width in ((unit.frozen, frozen_matrix_bytes(plan)), (wide, kernels.weight_bytes)):
+            pairs += [(_block(round(size * width)), _block(round(sharded(size, ranks) * width))) for size in sizes]
     shards = sum(shard for _, shard in pairs)
     stages = [
         InitStage("meta", "model", 0, 0),

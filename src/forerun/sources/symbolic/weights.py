@@ -44,12 +44,26 @@ class Weights:
     """shapes of the matrices of layers and experts; embedding and head have none"""
     shared: list[int] = field(default_factory=list)
     """the `vectors` that every tensor-parallel rank holds whole and uses for a part of the tokens"""
+    frozen: list[int] = field(default_factory=list)
+    """matrices of layers that are not trained, which may be kept in 4 bits"""
+    frozen_wide: list[int] = field(default_factory=list)
+    """other parameters that are not trained: embedding, head, norms and biases"""
+    frozen_experts: list[int] = field(default_factory=list)
+    """matrices of local experts that are not trained"""
     wide: int = 0
     """elements of `matrices` that no product reads in fp8: embedding and head"""
     beyond: int = 0
     """elements by which gradients exceed the weights until they are reduced"""
     surplus: int = 0
     """elements by which gradients exceed the weights (negative: fall short) where a person states their size"""
+
+    def drop_tied(self, elements: int) -> None:
+        """Removes the head's matrix, the last one of `elements`, which is also the embedding's."""
+        if elements in self.matrices:
+            del self.matrices[len(self.matrices) - 1 - self.matrices[::-1].index(elements)]
+            self.wide -= elements
+        else:
+            self.frozen_wide.remove(elements)
 
     @staticmethod
     def joined(parts: Iterable[Weights]) -> Weights:
@@ -60,10 +74,24 @@ class Weights:
             whole.vectors += part.vectors
             whole.experts += part.experts
             whole.shapes += part.shapes
+            whole.frozen += part.frozen
+            whole.frozen_wide += part.frozen_wide
+            whole.frozen_experts += part.frozen_experts
             whole.shared += part.shared
             whole.wide += part.wide
             whole.surplus += part.surplus
         return whole
+
+    def freeze(self) -> None:
+        """Turns all weights into frozen ones."""
+        if self.wide:
+            self.frozen_wide += [*self.matrices, *self.vectors]
+        else:
+            self.frozen += self.matrices
+            self.frozen_wide += self.vectors
+        self.frozen_experts += self.experts
+        self.matrices, self.vectors, self.experts, self.shapes, self.shared = [], [], [], [], []
+        self.wide = self.beyond = self.surplus = 0
 
     def add_matrix(self, n_in: int, n_out: int) -> None:
         """Adds the matrix of a linear layer."""
@@ -86,6 +114,11 @@ class Weights:
     @property
     def total(self) -> int:
         return self.dense + self.expert
+
+    @property
+    def held(self) -> int:
+        """The elements of all parameters, trained or frozen."""
+        return self.total + sum(self.frozen) + sum(self.frozen_wide) + sum(self.frozen_experts)
 
     @property
     def gradients(self) -> int:

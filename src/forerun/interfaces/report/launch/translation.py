@@ -168,10 +168,24 @@ class Translation:
         self.implied_if(plan.dispatcher == AUTO, "dispatcher", "replace the tool's exchange of tokens in your script")
         self.implied_if(not plan.expert_overlap, "expert_overlap", "the tool runs one pass after the other")
         self.implied_if(plan.moment_dtype == "fp32", "moment_dtype", "the tool's optimizer keeps its moments in fp32")
+        self._adapters()
         if plan.expert_imbalance == 1:
             implied("expert_imbalance")
         else:
             self.note("expert_imbalance", "what routing came to be, not a setting")
+
+    def _adapters(self) -> None:
+        """Note the adapters that the user's script makes; refuse them where the tool runs no script of the user's."""
+        plan = self.plan
+        if not plan.lora_rank:
+            self.implied("lora_rank", "lora_targets", "frozen_dtype")
+            return
+        if "adapters" not in self.own.constants:
+            self.refuse("lora_rank", f"{self.own.title} trains all weights; use deepspeed or accelerate with peft")
+        self.note("lora_rank", f"your script wraps the model: peft.LoraConfig(r={plan.lora_rank}, target_modules=...)")
+        self.note("lora_targets", f"target_modules of that LoraConfig: {', '.join(plan.lora_targets)}")
+        loaded = self.own.constants["adapters"][plan.frozen_dtype]
+        self.note("frozen_dtype", f"your script loads the frozen model with {loaded}")
 
     def places_as(self, order: str) -> bool:
         """Returns whether axes in this `order` would place all groups on the same nodes as the plan does."""

@@ -1,0 +1,21 @@
+"""A matrix product with weights, as the parts of a layer ask for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+ATTENTION, FFN = 2, 4
+"""module numbers of the mixer and of the feed-forward of a layer"""
+
+
+class Product(NamedTuple):
+    """A matrix product y = x W, with or without a bias."""
+
+    name: str
+    x: str
+    y: str
+    n_in: int
+    n_out: int
+    bias: bool
+    module: int
+    """number of the module that its kernels count to"""
