@@ -218,6 +218,10 @@ def test_adapters_are_noted_for_scripts_and_refused_by_tools_that_run_their_own_
     assert "bnb_4bit_use_double_quant=True" in notes
     with pytest.raises(ForerunError, match="lora_rank 16: Megatron-LM trains all weights"):
         launch(plan, LLAMA, CLUSTER, "megatron-lm")
+    plan = replace(WITHOUT_AXES, reference=True)
+    assert "your script runs the reference model" in launch_files(plan, LLAMA, CLUSTER, "accelerate")["notes.txt"]
+    with pytest.raises(ForerunError, match="reference True: Megatron-LM trains one model"):
+        launch(plan, LLAMA, CLUSTER, "megatron-lm")
 
 
 def test_the_json_of_deepspeed_holds_the_plan(tmp_path):

@@ -155,11 +155,12 @@ def _subject(setup: Setup) -> Subject:
 
 def _flops_per_token(model: ModelSpec, plan: Plan) -> tuple[float, str]:
     """Returns the model FLOPs of a token, and what they count in words."""
-    flops = model_flops_per_token(model, plan.seq_len)
-    if not plan.lora_rank:
-        return flops, "6 N + 12 L h s FLOPs per token"
-    frozen = 2.0 * compute_parameter_count(model)
-    return flops - frozen, "4 N + 12 L h s FLOPs per token, as frozen weights have no gradients, without the adapters'"
+    flops, how = model_flops_per_token(model, plan.seq_len), "6 N + 12 L h s FLOPs per token"
+    reference = flops / 3.0 if plan.reference else 0.0
+    if plan.lora_rank:
+        flops -= 2.0 * compute_parameter_count(model)
+        how = "4 N + 12 L h s FLOPs per token, as frozen weights have no gradients, without the adapters'"
+    return flops + reference, how + ", and 2 N + 4 L h s of the reference" * plan.reference
 
 
 def _notes(setup: Setup) -> tuple[str, ...]:

@@ -435,6 +435,19 @@ def _adapters_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     return f"lora_rank needs precision bf16, fp16, fp32 or tf32 without autocast, got {plan.precision}"
 
 
+def _reference(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    other = having(plan.stack, lambda name: load_stack(name).parametrized)
+    return plan.reference & ((plan.pp > 1) | plan.expert_overlap | other)
+
+
+def _reference_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if plan.pp > 1:
+        return f"reference: a reference model runs without pipelines, not with pp {plan.pp}"
+    if plan.expert_overlap:
+        return "reference: a reference model runs without expert_overlap"
+    return f"reference: stack {plan.stack} gathers each parameter by itself; use one with FSDP or ZeRO"
+
+
 def _of_matrices(plan: Plans, holds: Callable[[OfMatrices], bool]) -> Column:
     """Says in which plans the optimizer treats matrices as `holds` says."""
 
@@ -469,7 +482,7 @@ def _layers_only(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
     staged = (plan.virtual_stages > 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
     split = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1) | (plan.etp > 1)
     scaled = having(plan.precision, lambda precision: precision in FP8_PRECISIONS)
-    return split | staged | (plan.seq_len != 1) | scaled | (plan.lora_rank > 0)
+    return split | staged | (plan.seq_len != 1) | scaled | (plan.lora_rank > 0) | plan.reference
 
 
 def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
@@ -480,8 +493,9 @@ def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
         return f"virtual_stages and layers_per_stage need a transformer; {model.name} is given layer by layer"
     if plan.seq_len != 1:
         return f"seq_len {plan.seq_len}: {model.name} takes whole samples; leave seq_len at 1"
-    if plan.lora_rank:
-        return f"lora_rank {plan.lora_rank} needs a transformer; {model.name} is given layer by layer"
+    if plan.lora_rank or plan.reference:
+        field = f"lora_rank {plan.lora_rank}" if plan.lora_rank else "reference"
+        return f"{field} needs a transformer; {model.name} is given layer by layer"
     return f"precision {plan.precision} needs a transformer; {model.name} is given layer by layer"
 
 
@@ -540,6 +554,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
     Rule("offload does not fit the sharding", _offload, _offload_why),
     Rule("adapters do not fit the parallelism", _adapters, _adapters_why),
+    Rule("a reference model does not fit the parallelism", _reference, _reference_why),
     Rule("optimizer of matrices does not fit the sharding", _matrix_optimizer, _matrix_optimizer_why),
 )
 """rules of transformers; the first one that a plan breaks is the reason that it reports"""

@@ -70,6 +70,7 @@ MEANINGS = {
     "lora_rank": "rank of low-rank adapters, trained in place of the weights; 0 trains the weights",
     "lora_targets": "linear layers with adapters, such as q_proj,v_proj",
     "frozen_dtype": "how frozen matrices of layers are kept; nf4 is QLoRA's 4 bits",
+    "reference": "a frozen reference model scores each micro batch first (DPO, GRPO)",
     "optimizer": "what updates the weights",
     "moment_dtype": "dtype of the optimizer's moments",
     "optimizer_impl": "kernels of the optimizer step",

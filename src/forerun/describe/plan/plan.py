@@ -157,6 +157,10 @@ class Plan:
     """how frozen matrices of layers are kept: as wide as activations, or in QLoRA's 4 bits with double quantisation.
     Other frozen weights are always wide"""
 
+    reference: bool = False
+    """a frozen reference model runs a forward pass on each micro batch before the trained one (DPO, GRPO). It is the
+    frozen model itself where the plan has adapters, else a copy of the weights, as wide as activations"""
+
     optimizer: str = "adamw"
     """what updates the weights (describe/kernels/optimizers.yaml)"""
     moment_dtype: Literal["fp32", "bf16"] = "fp32"

@@ -35,7 +35,7 @@ _TARGETS = {
 def is_adapted(kernels: TransformerKernels, product: Product) -> bool:
     """Returns whether the plan adapts the matrix of `product`."""
     plan = kernels.plan
-    if not plan.lora_rank or product.module not in (ATTENTION, FFN):
+    if kernels.scores or not plan.lora_rank or product.module not in (ATTENTION, FFN):
         return False
     name = product.name if product.module == ATTENTION else product.name.split(".")[-1]
     found = _TARGETS.get(name, ())

@@ -22,7 +22,7 @@ from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic import data_parallel
 from forerun.sources.symbolic.activation_offload import ActivationOffload
 from forerun.sources.symbolic.data_parallel import REDUCED, DataParallel
-from forerun.sources.symbolic.exchanges import gathered_bytes, sharded
+from forerun.sources.symbolic.exchanges import gathered_bytes, held_frozen_bytes, sharded
 from forerun.sources.symbolic.fsdp_units import Staged, Unit, staged_transformer
 from forerun.sources.symbolic.gradient_steps import GradientSteps
 from forerun.sources.symbolic.kernels import TransformerKernels
@@ -91,7 +91,7 @@ class _Builder:
             moved = (self._add(unit.leaving), self._add(unit.returning))
             pieces = [tuple(map(self._add, some)) for some in (unit.forward_pieces, unit.backward_pieces)]
             size = gathered_bytes(self.plan, unit.weights)
-            found = self._parts[id(unit)] = (size, *passes, *moved, *pieces, *self._arounds(unit))
+            found = self._parts[id(unit)] = (size, *passes, *moved, *pieces, *self._arounds(unit), *self._scoring(unit))
         return Part(unit, layer, *found)
 
     def _arounds(self, unit: Unit) -> tuple[Around, Around, Around | None, Around | None]:
@@ -111,6 +111,13 @@ class _Builder:
             return Around(self.parallel, self._add, unit.name, weights, 0)
 
         return whole, around(gone), around(again) if again.total else None, around(there) if there.total else None
+
+    def _scoring(self, unit: Unit) -> tuple[int, Around | None]:
+        """Returns the block of the reference model's pass, and the blocks around its weights."""
+        if unit.reference is None:
+            return -1, None
+        around = Around(self.parallel, self._add, unit.name + ".reference", unit.reference.weights, 0)
+        return self._add(unit.reference.forward), around
 
     def _root(self) -> Part:
         """Joins the first and last unit into one FSDP unit, gathered from the first layer to the end of backward."""
@@ -144,7 +151,7 @@ class _Builder:
                     block=np.array(steps.block, np.int32),
                     microbatch=np.array(steps.microbatch, np.int32),
                     layer=np.array(steps.layer, np.int32),
-                    resident_bytes=self._resident(weights, mine),
+                    resident_bytes=self._resident(weights, mine, parts),
                 )
             )
         return Program(
@@ -156,8 +163,10 @@ class _Builder:
             modules=self.kernels.modules,
         )
 
-    def _resident(self, weights: Weights, stages: list[int]) -> I64:
+    def _resident(self, weights: Weights, stages: list[int], parts: list[Part]) -> I64:
         resident = np.array(resident_bytes(self.kernels, weights), np.int64)
+        if not self.plan.lora_rank and self.plan.offload != "params":  # else the reference is the frozen model itself
+            resident[Category.PARAMETER] += round(held_frozen_bytes(self.plan, self._reference_weights(parts)))
         resident[Category.COMMUNICATION] += self.wires.buffer_bytes(stages)
         return resident
 
@@ -166,6 +175,14 @@ class _Builder:
         weights = Weights.joined(part.unit.weights for part in parts)
         units = [part.unit for part in parts]
         if self.staged.tied and any(unit is self.first for unit in units) and any(unit is self.last for unit in units):
+            weights.drop_tied(self.kernels.tied_elements)
+        return weights
+
+    def _reference_weights(self, parts: list[Part]) -> Weights:
+        """Returns the parameters of a rank's reference model; none where the plan has no reference."""
+        units = [part.unit for part in parts if part.unit.reference is not None]
+        weights = Weights.joined(unit.reference.weights for unit in units if unit.reference is not None)
+        if self.staged.tied and units:
             weights.drop_tied(self.kernels.tied_elements)
         return weights
 
@@ -197,6 +214,7 @@ class _Builder:
         """Appends one pass; `ends` are the first and the last micro batch of its stage."""
         first, last = action.microbatch == ends[0], action.microbatch == ends[1]
         if action.kind == "F":
+            self._score(steps, parts)
             self._forward(steps, parts, first)
         elif action.kind == "B":
             self._backward(steps, parts, first, last)
@@ -291,6 +309,20 @@ class _Builder:
             kept = part.unit is self.last  # the backward pass starts with this unit
             if alone and not kept and (self.reshards or part.unit.gathering is not None):
                 steps.add(part.after_forward["close", 0, 0], part.layer)
+
+    def _score(self, steps: Steps, parts: list[Part]) -> None:
+        """Appends the forward pass of the reference model, where there is one."""
+        for part in parts:
+            around = part.around_reference
+            if around is None:
+                continue
+            if self.parallel.fsdp:
+                self._gather_of(steps, around, part.layer)
+                steps.add(around["reopen", steps.opens % self.parallel.depth, 0], part.layer)
+                steps.opens += 1
+            steps.add(part.reference, part.layer)
+            if self.parallel.fsdp:
+                steps.add(around["close", 0, 0], part.layer)
 
     def _gather(self, steps: Steps, part: Part) -> None:
         self._gather_of(steps, part.parallel, part.layer)

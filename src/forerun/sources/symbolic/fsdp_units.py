@@ -10,7 +10,9 @@ read its table, so nothing keeps the table.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
 from forerun.core.program.types import Block, Category
@@ -26,6 +28,15 @@ from forerun.sources.symbolic.segments import BACKWARD_EXCHANGE, FORWARD_EXCHANG
 from forerun.sources.symbolic.tape import Tape
 from forerun.sources.symbolic.tape_blocks import backward_block, forward_block, transit_blocks
 from forerun.sources.symbolic.weights import Gathering, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One part of a frozen reference model on one rank."""
+
+    weights: Weights
+    forward: Block
+    """a forward pass that keeps nothing"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,8 @@ class Unit:
     """the backward pass with its weight gradients, cut likewise"""
     gathering: Gathering | None = None
     """how long each gathered parameter is kept, where that differs between parameters"""
+    reference: Reference | None = None
+    """the same part of the reference model, where the plan has one"""
 
     @property
     def gradient_bytes(self) -> int:
@@ -135,16 +148,28 @@ def build_units(kernels: TransformerKernels, split: bool) -> Units:
         here, name = kernels.of_layer(layer), "moe_layer" if layer.moe else "layer"
         names[name] += 1
         name += f"_{names[name]}" if names[name] > 1 else ""
-        unit = plain = _section_unit(name, layer_section(here, checkpointing), split)
+        own = _section_unit(name, layer_section(here, checkpointing), split)
+        unit = plain = _with_reference(here, own, partial(layer_section, checkpointed=False))
         if checkpointing and plan.checkpoint_every > 1:
             plain = _section_unit(name + ".plain", layer_section(here, False), split)
+            plain = replace(plain, reference=unit.reference)
         units |= {layer_unit(number, False): unit, layer_unit(number, True): plain}
     outside = ((EMBEDDING, "embedding", embedding_section), (HEAD, "head", head_section))
     for kind, name, made in outside:
         section = made(kernels)
         section.freeze()
-        units[kind] = _section_unit(name, section, split)
+        units[kind] = _with_reference(kernels, _section_unit(name, section, split), made)
     return units
+
+
+def _with_reference(kernels: TransformerKernels, unit: Unit, made: Callable[[TransformerKernels], Section]) -> Unit:
+    """Returns `unit` with the same part of the reference model, where the plan has one; `made` writes its section."""
+    if not kernels.plan.reference:
+        return unit
+    section = made(kernels.of_reference())
+    section.freeze()
+    forward = section.tape.forward_block(keeps=False).build(unit.name + ".reference")
+    return replace(unit, reference=Reference(section.weights, forward))
 
 
 def _section_unit(name: str, section: Section, split: bool) -> Unit:

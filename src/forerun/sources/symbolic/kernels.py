@@ -221,11 +221,19 @@ class TransformerKernels(PlanKernels):
         share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
         super().__init__(plan, stack, groups, MODULES, shapes.tokens * shapes.hidden * shapes.act_bytes // share)
         self.tied_elements = shapes.vocab * shapes.hidden
+        self.scores = False
+        """whether the kernels are those of a reference model, which runs forward passes without adapters"""
 
     @property
     def transposes_casts(self) -> bool:
         """Whether the device multiplies fp8 operands in one layout only, so that gathered casts are transposed."""
         return self.architecture in ("ada", "hopper")
+
+    def of_reference(self) -> TransformerKernels:
+        """Returns the same kernels and op table for the reference model."""
+        found = copy(self)
+        found.scores = True
+        return found
 
     def of_layer(self, layer: ModelSpec) -> TransformerKernels:
         """Returns the same kernels and op table for the layer that `layer`, a model of one layer, describes."""

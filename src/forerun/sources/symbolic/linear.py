@@ -47,8 +47,11 @@ class Section:
     """input and output width of each matrix of low-rank adapters"""
 
     def freeze(self) -> None:
-        """Trains the section's adapters and nothing else; without adapters in the plan, changes nothing."""
-        if self.kernels.plan.lora_rank:
+        """Trains the section's adapters and nothing else, or nothing at all in a reference model.
+
+        In other models without adapters it changes nothing.
+        """
+        if self.kernels.plan.lora_rank or self.kernels.scores:
             freeze(self.tape, self.weights, self.adapters)
 
     # -- element-wise --------------------------------------------------------------------------------------

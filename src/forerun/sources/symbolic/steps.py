@@ -60,6 +60,10 @@ class Part:
     """around the parameters that are gathered for the backward pass, if any"""
     after_backward: Around | None
     """around the parameters that are freed after the backward pass, if any"""
+    reference: int = -1
+    """block of the reference model's forward pass"""
+    around_reference: Around | None = None
+    """around the parameters of the reference model"""
 
 
 @dataclass(slots=True)

@@ -15,10 +15,10 @@ _COMPUTE, _TEMPORARY, _ACTIVATION = Stream.COMPUTE, Category.TEMPORARY, Category
 _FORWARD, _BACKWARD, _RECOMPUTE, _UNSHARDED = Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Category.UNSHARDED
 
 
-def forward_block(tape: Tape) -> BlockBuilder:
-    """Returns the block of the forward pass; kept tensors stay allocated after it."""
+def forward_block(tape: Tape, keeps: bool = True) -> BlockBuilder:
+    """Returns the block of the forward pass; kept tensors stay allocated after it, unless it `keeps` none."""
     writer = _Writer(tape.marker)
-    kept = tape.kept()
+    kept = tape.kept() if keeps else set()
     last_reader = {n: i for i, op in enumerate(tape.ops) for n in op.reads}
     live: dict[str, tuple[int, int, Category]] = {}
 
@@ -42,7 +42,7 @@ def forward_block(tape: Tape) -> BlockBuilder:
             size, start, category = live.pop(tensor)
             writer.block.tensor(size, category, start, last)
     writer.join()
-    if tape.offload_op >= 0:
+    if tape.offload_op >= 0 and keeps:
         last = max(0, len(writer.block) - 1)
         writer.block.node(tape.offload_op, Stream.COPY, _FORWARD, after=(last,))
     return writer.block

@@ -203,7 +203,6 @@ def _rest(t: Translation) -> None:
         t.note("optimizer_impl", f"{switch} of {optimizer}")
     else:
         t.note("optimizer", f"your script makes it: {optimizer}(...)")
-        t.implied("optimizer_impl")
     t.stack()
 
 

@@ -171,7 +171,7 @@ def _optimizer(t: Translation) -> dict[str, Any]:
     elif name == "muon":
         if not t.plan.shards_optimizer:
             t.refuse("optimizer", "DeepSpeed runs the products of Muon in ZeRO only; use zero_stage 1, 2 or 3")
-        t.implied("optimizer_impl")
+        t.implied_if(t.plan.optimizer_impl == "fused", "optimizer_impl", "DeepSpeed runs its own kernels")
         parameters |= {"momentum": 0.95, "weight_decay": 0.1}
     else:
         t.implied_if(t.plan.optimizer_impl == "fused", "optimizer_impl", "DeepSpeed runs its FusedAdam")

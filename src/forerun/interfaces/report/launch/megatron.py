@@ -270,8 +270,7 @@ def _without_distributed_optimizer(t: Translation) -> None:
 def _optimizer(t: Translation) -> list[str]:
     plan = t.plan
     word, name = t.word("optimizer"), plan.optimizer
-    if name == "muon":
-        t.implied("optimizer_impl")
-        return [f"--optimizer {word if plan.shards_optimizer else 'muon'}", "--muon-tp-mode blockwise"]
     t.implied_if(plan.optimizer_impl == "fused", "optimizer_impl", "Megatron-LM runs a fused, multi-tensor optimizer")
+    if name == "muon":
+        return [f"--optimizer {word if plan.shards_optimizer else 'muon'}", "--muon-tp-mode blockwise"]
     return [f"--optimizer {word}"] + ["--weight-decay 0.0"] * (name == "adam")

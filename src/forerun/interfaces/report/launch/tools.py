@@ -45,6 +45,7 @@ def launch(plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: 
     check_plan(model, plan, cluster)
     translation = Translation(tool, plan, model, cluster)
     translation.without_effect_here()
+    translation.fine_tuning()
     return _WRITERS[tool](translation)
 
 

@@ -110,7 +110,8 @@ def stage_modules(layers: list[int], head: str) -> list[list[str]]:
 def _fixed_behaviour(t: Translation) -> None:
     plan = t.plan
     t.implied_if(plan.prefetch == 1, "prefetch", "FSDP2 gathers one unit ahead")
-    replicated, bucket_mib = plan.dp_replicate > 1 and not plan.shards_optimizer, t.own.constants["ddp_bucket_mib"]
+    replicated = plan.dp > 1 and not plan.shards_optimizer
+    bucket_mib = t.own.constants["ddp_bucket_mib"]
     t.implied_if(plan.ddp_bucket_mib in (0, bucket_mib) or not replicated, "ddp_bucket_mib", f"is {bucket_mib} MiB")
     t.implied_if(plan.overlap_grad_reduce, "overlap_grad_reduce", "gradients are reduced while the backward pass runs")
     t.implied_if(plan.activation_offload == 0, "activation_offload", "torchtitan keeps activations on the GPU")

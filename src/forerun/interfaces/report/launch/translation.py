@@ -12,7 +12,7 @@ from forerun.common.errors import ForerunError
 from forerun.common.shipped import shipped_data
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.dispatchers import AUTO
-from forerun.describe.kernels.optimizers import optimizer_names
+from forerun.describe.kernels.optimizers import optimizer, optimizer_names
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
@@ -168,18 +168,31 @@ class Translation:
         self.implied_if(plan.dispatcher == AUTO, "dispatcher", "replace the tool's exchange of tokens in your script")
         self.implied_if(not plan.expert_overlap, "expert_overlap", "the tool runs one pass after the other")
         self.implied_if(plan.moment_dtype == "fp32", "moment_dtype", "the tool's optimizer keeps its moments in fp32")
-        self._adapters()
+        if optimizer(plan.optimizer).elements.unfused is None:
+            implied("optimizer_impl")
+        if not plan.lora_rank:
+            implied("lora_rank", "lora_targets", "frozen_dtype")
+        if not plan.reference:
+            implied("reference")
         if plan.expert_imbalance == 1:
             implied("expert_imbalance")
         else:
             self.note("expert_imbalance", "what routing came to be, not a setting")
 
+    def fine_tuning(self) -> None:
+        """Note the adapters and the reference model that the user's script makes.
+
+        Raise ForerunError for a tool that runs no script of the user's.
+        """
+        if self.plan.lora_rank:
+            self._adapters()
+        if self.plan.reference:
+            if "adapters" not in self.own.constants:
+                self.refuse("reference", f"{self.own.title} trains one model; use deepspeed or accelerate with trl")
+            self.note("reference", "your script runs the reference model, as trl's DPOTrainer does")
+
     def _adapters(self) -> None:
-        """Note the adapters that the user's script makes; refuse them where the tool runs no script of the user's."""
         plan = self.plan
-        if not plan.lora_rank:
-            self.implied("lora_rank", "lora_targets", "frozen_dtype")
-            return
         if "adapters" not in self.own.constants:
             self.refuse("lora_rank", f"{self.own.title} trains all weights; use deepspeed or accelerate with peft")
         self.note("lora_rank", f"your script wraps the model: peft.LoraConfig(r={plan.lora_rank}, target_modules=...)")

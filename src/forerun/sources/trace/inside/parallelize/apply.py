@@ -32,6 +32,8 @@ def check_traceable(plan: Plan, note: Note) -> None:
     Raises:
         ForerunError: the plan asks for something that has no counterpart in PyTorch.
     """
+    if plan.reference:
+        raise ForerunError("plan: reference is not put into a traced model; let the script run both models")
     if plan.lora_rank:
         raise ForerunError("plan: lora_rank is not put into a traced model; let the script make the adapters")
     if plan.offload == "optimizer":
