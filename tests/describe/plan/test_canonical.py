@@ -36,6 +36,7 @@ CHOICES = {
     "reshard_after_forward": ("default", "always", "never"),
     "prefetch": (0, 1, 2),
     "shard_min_mib": (0.0, 0.25),
+    "document_lengths": ((), (64, 192)),
     "lora_rank": (0, 0, 8),
     "lora_targets": (("q_proj", "v_proj"), ("down_proj",)),
     "ddp_bucket_mib": (0.0, 0.25, 25.0),

@@ -22,6 +22,7 @@ VALUES = {
     "prefetch": (1, 0, 2),
     "ddp_bucket_mib": (0.0, 25.0),
     "shard_min_mib": (0.0, 1.0),
+    "document_lengths": ((), (64, 192)),
     "lora_rank": (0, 0, 8),
     "lora_targets": (("q_proj", "v_proj"), ()),
     "virtual_stages": (1, 1, 2, 4),

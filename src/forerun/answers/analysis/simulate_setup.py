@@ -155,7 +155,10 @@ def _subject(setup: Setup) -> Subject:
 
 def _flops_per_token(model: ModelSpec, plan: Plan) -> tuple[float, str]:
     """Returns the model FLOPs of a token, and what they count in words."""
-    flops, how = model_flops_per_token(model, plan.seq_len), "6 N + 12 L h s FLOPs per token"
+    mean = round(sum(length * length for length in plan.documents) / plan.seq_len)
+    flops, how = model_flops_per_token(model, mean), "6 N + 12 L h s FLOPs per token"
+    if plan.document_lengths:
+        how += f", s the mean document of {mean} tokens, over tokens"
     reference = flops / 3.0 if plan.reference else 0.0
     if plan.lora_rank:
         flops -= 2.0 * compute_parameter_count(model)

@@ -448,6 +448,17 @@ def _reference_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     return f"reference: stack {plan.stack} gathers each parameter by itself; use one with FSDP or ZeRO"
 
 
+def _documents(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    packed = having(plan.document_lengths, lambda lengths: bool(lengths))
+    return packed & ((plan.cp > 1) | _unfused(plan))
+
+
+def _documents_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if plan.cp > 1:
+        return f"document_lengths: packed documents are not split over cp {plan.cp}"
+    return f"document_lengths needs a fused attention kernel, not {_kernel(plan.stack, plan.attention)}"
+
+
 def _of_matrices(plan: Plans, holds: Callable[[OfMatrices], bool]) -> Column:
     """Says in which plans the optimizer treats matrices as `holds` says."""
 
@@ -482,7 +493,15 @@ def _layers_only(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
     staged = (plan.virtual_stages > 1) | (plan.layers_per_stage != None)  # noqa: E711  a column answers for each plan
     split = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1) | (plan.etp > 1)
     scaled = having(plan.precision, lambda precision: precision in FP8_PRECISIONS)
-    return split | staged | (plan.seq_len != 1) | scaled | (plan.lora_rank > 0) | plan.reference
+    return (
+        split
+        | staged
+        | (plan.seq_len != 1)
+        | scaled
+        | (plan.lora_rank > 0)
+        | plan.reference
+        | (having(plan.document_lengths, lambda lengths: bool(lengths)))
+    )
 
 
 def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
@@ -493,6 +512,8 @@ def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
         return f"virtual_stages and layers_per_stage need a transformer; {model.name} is given layer by layer"
     if plan.seq_len != 1:
         return f"seq_len {plan.seq_len}: {model.name} takes whole samples; leave seq_len at 1"
+    if plan.document_lengths:
+        return f"document_lengths needs a transformer; {model.name} is given layer by layer"
     if plan.lora_rank or plan.reference:
         field = f"lora_rank {plan.lora_rank}" if plan.lora_rank else "reference"
         return f"{field} needs a transformer; {model.name} is given layer by layer"
@@ -554,6 +575,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
     Rule("offload does not fit the sharding", _offload, _offload_why),
     Rule("adapters do not fit the parallelism", _adapters, _adapters_why),
+    Rule("packed documents do not fit attention", _documents, _documents_why),
     Rule("a reference model does not fit the parallelism", _reference, _reference_why),
     Rule("optimizer of matrices does not fit the sharding", _matrix_optimizer, _matrix_optimizer_why),
 )

@@ -25,6 +25,7 @@ FIELD_TYPES = {field.name: FIELD_TYPES[field.name] for field in dataclass_fields
 MEANINGS = {
     "micro_batch": "sequences of one micro batch",
     "n_microbatches": "micro batches of a data-parallel rank in a step",
+    "document_lengths": "tokens of the documents packed into a sequence, such as 512,1536, repeated until it is full",
     "dp_replicate": "data-parallel replicas; -1 for the rest",
     "dp_shard": "ranks that share one copy of the state; -1 for the rest",
     "cp": "context-parallel degree",

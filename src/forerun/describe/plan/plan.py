@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import cycle
 from math import inf
 from typing import Literal, get_args
 
@@ -60,6 +61,9 @@ class Plan:
     seq_len: int
     micro_batch: int = 1
     n_microbatches: int = 1
+    document_lengths: tuple[int, ...] = ()
+    """tokens of the documents that are packed into a sequence, and attend to themselves alone; repeated until seq_len
+    is full. Without any, a sequence is one document"""
 
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -186,6 +190,8 @@ class Plan:
             if not least <= value <= most:
                 bounds = f"at least {least}" if most == inf else f"between {least} and {most}"
                 raise ForerunError(f"plan: {field} must be {bounds}, got {value}")
+        if any(length < 1 for length in self.document_lengths):
+            raise ForerunError(f"plan: document_lengths must be at least 1 each, got {self.document_lengths}")
         if self.mesh_order != DEFAULT_ORDER and sorted(self.mesh_axes) != sorted(MESH_AXES):
             raise ForerunError(
                 f"plan: mesh_order must name {', '.join(MESH_AXES)} once each, innermost first and joined by -,"
@@ -244,6 +250,19 @@ class Plan:
     def global_batch(self) -> int:
         """The sequences of an optimizer step."""
         return self.micro_batch * self.n_microbatches * self.dp
+
+    @property
+    def documents(self) -> tuple[int, ...]:
+        """The tokens of each document of a sequence; the last one may be cut short."""
+        if not self.document_lengths:
+            return (self.seq_len,)
+        found, left = [], self.seq_len
+        for length in cycle(self.document_lengths):
+            found.append(min(length, left))
+            left -= found[-1]
+            if not left:
+                return tuple(found)
+        raise AssertionError("a cycle has no end")
 
     @property
     def mesh_axes(self) -> tuple[str, ...]:

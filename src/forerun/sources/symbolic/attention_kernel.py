@@ -29,12 +29,17 @@ def kernel_op(
     kernels, s = section.kernels, section.kernels.shapes
     kernel = kernel_name(section)
     add = kernels.ops.attention
+    batch, documents = kernels.plan.micro_batch, kernels.plan.documents
+    if len(set(documents)) == 1 and len(documents) > 1:
+        batch, seq_q, seq_kv = batch * len(documents), documents[0], documents[0]
     window = kernels.model.sliding_window
     if window and window < seq_kv and causal:
         seq_kv, causal = window, False
-    batch, chunk, indexer = kernels.plan.micro_batch, kernels.model.attention_chunk, kernels.model.indexer
+    chunk, indexer = kernels.model.attention_chunk, kernels.model.indexer
     if chunk and chunk < min(seq_q, seq_kv):
         batch, seq_q, seq_kv = batch * ceil_div(seq_q, chunk), chunk, chunk
+    if len(set(documents)) > 1:
+        batch, seq_q, seq_kv, causal = kernels.plan.micro_batch, kernels.plan.seq_len, _keys(section), False
     if indexer and indexer.top_k < seq_kv:
         seq_kv, causal = indexer.top_k, False
     sizes = (batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, int(causal))
@@ -43,6 +48,17 @@ def kernel_op(
         add("attention.kernel", forward, kernel, kernels.wide_dtype, share=share),
         add("attention.kernel.backward", backward, kernel, kernels.wide_dtype, share=share),
     )
+
+
+def _keys(section: Section) -> int:
+    """Returns the keys that a query of documents of several lengths reads, on average over all queries."""
+    model, pairs = section.kernels.model, 0.0
+    for document in section.kernels.plan.documents:
+        chunk = model.attention_chunk or document
+        for length in (*[chunk] * (document // chunk), document % chunk):
+            window = min(model.sliding_window or length, length)
+            pairs += length * window - window * window / 2 if model.causal else length * length
+    return max(1, round(pairs / section.kernels.plan.seq_len))
 
 
 def kernel_tensors(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:

@@ -168,7 +168,7 @@ def _with_reference(kernels: TransformerKernels, unit: Unit, made: Callable[[Tra
         return unit
     section = made(kernels.of_reference())
     section.freeze()
-    forward = section.tape.forward_block(keeps=False).build(unit.name + ".reference")
+    forward = forward_block(section.tape, keeps=False).build(unit.name + ".reference")
     return replace(unit, reference=Reference(section.weights, forward))
 
 

@@ -170,6 +170,8 @@ class Translation:
         self.implied_if(plan.moment_dtype == "fp32", "moment_dtype", "the tool's optimizer keeps its moments in fp32")
         if optimizer(plan.optimizer).elements.unfused is None:
             implied("optimizer_impl")
+        packing = "your data set packs documents, and hands their borders to attention"
+        self.implied_if(not plan.document_lengths, "document_lengths", packing)
         if not plan.lora_rank:
             implied("lora_rank", "lora_targets", "frozen_dtype")
         if not plan.reference:

@@ -32,6 +32,8 @@ def check_traceable(plan: Plan, note: Note) -> None:
     Raises:
         ForerunError: the plan asks for something that has no counterpart in PyTorch.
     """
+    if plan.document_lengths:
+        raise ForerunError("plan: document_lengths is not put into a traced model; let the script pack documents")
     if plan.reference:
         raise ForerunError("plan: reference is not put into a traced model; let the script run both models")
     if plan.lora_rank:
