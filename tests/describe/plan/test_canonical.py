@@ -37,6 +37,7 @@ CHOICES = {
     "prefetch": (0, 1, 2),
     "shard_min_mib": (0.0, 0.25),
     "document_lengths": ((), (64, 192)),
+    "loss_chunks": (1, 1, 4),
     "lora_rank": (0, 0, 8),
     "lora_targets": (("q_proj", "v_proj"), ("down_proj",)),
     "ddp_bucket_mib": (0.0, 0.25, 25.0),

@@ -171,7 +171,7 @@ def test_a_cluster_has_room_for_its_gpus_and_no_more():
 def test_a_plan_that_states_least_is_one_gpu_of_a_plain_run():
     plan = Plan(8)
     ones = {"micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "prefetch"}
-    ones |= {"virtual_stages", "checkpoint_every", "expert_imbalance"}
+    ones |= {"virtual_stages", "checkpoint_every", "loss_chunks", "expert_imbalance"}
     numbers = {
         one.name
         for one in fields(Plan)

@@ -23,6 +23,7 @@ VALUES = {
     "ddp_bucket_mib": (0.0, 25.0),
     "shard_min_mib": (0.0, 1.0),
     "document_lengths": ((), (64, 192)),
+    "loss_chunks": (1, 1, 4),
     "lora_rank": (0, 0, 8),
     "lora_targets": (("q_proj", "v_proj"), ()),
     "virtual_stages": (1, 1, 2, 4),

@@ -25,6 +25,7 @@ _OTHERS = {
     "ddp_bucket_mib": (0.0, 0.0, 100.0, 40.0),
     "shard_min_mib": (0.0, 0.0, 1.0),
     "document_lengths": ((), (), (512, 1536)),
+    "loss_chunks": (1, 1, 4),
     "lora_rank": (0, 0, 8, 16),
     "lora_targets": (("q_proj", "v_proj"), ("down_proj",)),
     "virtual_stages": (1, 1, 2, 4),

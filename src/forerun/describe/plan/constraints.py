@@ -459,6 +459,19 @@ def _documents_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     return f"document_lengths needs a fused attention kernel, not {_kernel(plan.stack, plan.attention)}"
 
 
+def _loss_chunks(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    wide = (plan.tp > 1) | plan.autocast | having(plan.stack, lambda name: load_stack(name).fused_accumulation)
+    return (plan.loss_chunks > 1) & wide
+
+
+def _loss_chunks_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    if plan.tp > 1:
+        return f"loss_chunks {plan.loss_chunks}: the fused head and loss are not split over tp {plan.tp}"
+    if plan.autocast:
+        return f"loss_chunks {plan.loss_chunks}: the fused head and loss run without autocast"
+    return f"loss_chunks {plan.loss_chunks}: stack {plan.stack} adds up weight gradients in its own products"
+
+
 def _of_matrices(plan: Plans, holds: Callable[[OfMatrices], bool]) -> Column:
     """Says in which plans the optimizer treats matrices as `holds` says."""
 
@@ -494,7 +507,8 @@ def _layers_only(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
     split = (plan.tp > 1) | (plan.cp > 1) | (plan.pp > 1) | (plan.ep > 1) | (plan.etp > 1)
     scaled = having(plan.precision, lambda precision: precision in FP8_PRECISIONS)
     return (
-        split
+        (plan.loss_chunks > 1)
+        | split
         | staged
         | (plan.seq_len != 1)
         | scaled
@@ -512,6 +526,8 @@ def _layers_only_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
         return f"virtual_stages and layers_per_stage need a transformer; {model.name} is given layer by layer"
     if plan.seq_len != 1:
         return f"seq_len {plan.seq_len}: {model.name} takes whole samples; leave seq_len at 1"
+    if plan.loss_chunks > 1:
+        return f"loss_chunks {plan.loss_chunks} needs a transformer; {model.name} is given layer by layer"
     if plan.document_lengths:
         return f"document_lengths needs a transformer; {model.name} is given layer by layer"
     if plan.lora_rank or plan.reference:
@@ -575,6 +591,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
     Rule("offload does not fit the sharding", _offload, _offload_why),
     Rule("adapters do not fit the parallelism", _adapters, _adapters_why),
+    Rule("a loss in chunks does not fit", _loss_chunks, _loss_chunks_why),
     Rule("packed documents do not fit attention", _documents, _documents_why),
     Rule("a reference model does not fit the parallelism", _reference, _reference_why),
     Rule("optimizer of matrices does not fit the sharding", _matrix_optimizer, _matrix_optimizer_why),

@@ -44,6 +44,7 @@ MEANINGS = {
     "overlap_grad_reduce": "reduce gradients while backward runs",
     "sequence_parallel": "split the sequence outside tensor-parallel regions",
     "loss_parallel": "keep the logits split over tp",
+    "loss_chunks": "parts of the tokens whose logits are in memory at a time (fused linear cross entropy)",
     "async_tp": "overlap tensor-parallel collectives with their matrix products",
     "pp_schedule": "pipeline schedule",
     "virtual_stages": "pipeline stages of each rank",

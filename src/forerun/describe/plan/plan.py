@@ -32,7 +32,7 @@ LARGEST_BUCKET_MIB = 1_000_000
 """a limit above the memory of any GPU"""
 _COUNTS = (
     *("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp"),
-    *("virtual_stages", "checkpoint_every"),
+    *("virtual_stages", "checkpoint_every", "loss_chunks"),
 )
 """fields that are whole numbers of at least 1"""
 _RANGES = {
@@ -97,6 +97,9 @@ class Plan:
     sequence_parallel: bool | None = None
     """split the sequence over tp outside of tensor-parallel regions; None: as the stack does"""
     loss_parallel: bool = True
+    loss_chunks: int = 1
+    """parts of the tokens for which head and loss run one after the other, gradients included, so that the logits of
+    one part are in memory at a time (Liger's fused linear cross entropy)"""
     async_tp: bool = False
 
     pp_schedule: Schedule = "1F1B"

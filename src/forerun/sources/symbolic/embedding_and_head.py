@@ -6,6 +6,7 @@ from forerun.core.program.types import Category, Collective, Stream
 from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.products import Product
+from forerun.sources.symbolic.shapes import ceil_div
 from forerun.sources.symbolic.tape import Stage, Tape, TapeOp, on_compute
 from forerun.sources.symbolic.weights import Weights
 
@@ -69,6 +70,9 @@ def head_section(kernels: TransformerKernels) -> Section:
     if model.head_bias:
         section.weights.vectors.append(s.vocab)
     section.tape.weights_first = kernels.whole_graph
+    if plan.loss_chunks > 1:
+        _chunked_loss(section, x)
+        return section
     inside = section.enter("head.enter", x, "x.gathered", HEAD)
     _head_matrix(section, inside)
     if plan.pp > 1 and kernels.stack.pipeline_keeps:  # the runtime keeps the last stage's output as it does the others'
@@ -120,6 +124,57 @@ def _head_matrix(section: Section, x: str) -> None:
             parameters=(elements,),
             weight_grad_bytes=section.weight_grad_bytes(elements),
             category=Category.ACTIVATION if kernels.in_graphs else Category.LOGITS,
+        )
+    )
+
+
+_CHUNK_BYTES = (4, 2)
+"""bytes read and written for each logit of 2 bytes by the kernel that replaces logits by their gradients (Liger-Kernel,
+ops/cross_entropy.py: one pass for the sum of exponentials, one for the gradients)"""
+
+
+def _chunked_loss(section: Section, x: str) -> None:
+    """Writes head and loss over parts of the tokens, each with its gradients, in the forward pass.
+
+    The backward pass only hands the gradients on, or scales them where several micro batches share the loss
+    (Liger-Kernel, ops/fused_linear_cross_entropy.py). Frozen matrices and reference models need fewer products.
+    """
+    kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
+    elements, rows = s.hidden * s.vocab, ceil_div(s.tokens, plan.loss_chunks)
+    section.weights.matrices.append(elements)
+    section.weights.wide += elements
+    product, dgrad, wgrad = kernels.gemms("head", rows, s.hidden, s.vocab, dtype=kernels.wide_dtype)
+    scale = kernels.act_bytes / 2
+    read, written = (rows * s.vocab * size * scale for size in _CHUNK_BYTES)
+    gradient = elements * kernels.grad_bytes
+    chunk = [*on_compute(product), *kernels.traffic("loss.chunk", read, written)]
+    if not kernels.scores:
+        chunk += on_compute(dgrad)
+    trained = not (plan.lora_rank or kernels.scores)
+    if trained:
+        chunk += [*on_compute(wgrad), *kernels.traffic("head.accumulate", 2 * gradient, gradient)]
+    logits = rows * s.vocab * kernels.act_bytes
+    last = len(chunk) * plan.loss_chunks - 1
+    held = [(logits, i, i + len(chunk) - 1) for i in range(0, last, len(chunk))]
+    size = s.tokens * s.hidden * kernels.act_bytes
+    moved = size + gradient * trained
+    scaled = kernels.traffic("loss.scale", moved, moved, 1 + trained) if plan.n_microbatches > 1 else []
+    section.tape.add(
+        TapeOp(
+            "head.loss",
+            "loss",
+            HEAD,
+            chunk * plan.loss_chunks,
+            scaled or on_compute(kernels.marker),
+            on_compute(kernels.marker),
+            reads=(x,),
+            saves=("head.x_grad",),
+            makes=(("head.x_grad", size), ("loss", 4)),
+            parameters=(elements,),
+            weight_grad_bytes=section.weight_grad_bytes(elements),
+            category=Category.LOGITS,
+            passing=Category.LOGITS,
+            forward_held=(*held, (gradient * trained, 0, last)),
         )
     )
 

@@ -170,6 +170,8 @@ class Translation:
         self.implied_if(plan.moment_dtype == "fp32", "moment_dtype", "the tool's optimizer keeps its moments in fp32")
         if optimizer(plan.optimizer).elements.unfused is None:
             implied("optimizer_impl")
+        liger = "your model computes head and loss by LigerFusedLinearCrossEntropyLoss, which chooses its own chunks"
+        self.implied_if(plan.loss_chunks == 1, "loss_chunks", liger)
         packing = "your data set packs documents, and hands their borders to attention"
         self.implied_if(not plan.document_lengths, "document_lengths", packing)
         if not plan.lora_rank:

@@ -32,6 +32,8 @@ def check_traceable(plan: Plan, note: Note) -> None:
     Raises:
         ForerunError: the plan asks for something that has no counterpart in PyTorch.
     """
+    if plan.loss_chunks > 1:
+        raise ForerunError("plan: loss_chunks is not put into a traced model; let the script call the fused loss")
     if plan.document_lengths:
         raise ForerunError("plan: document_lengths is not put into a traced model; let the script pack documents")
     if plan.reference:
