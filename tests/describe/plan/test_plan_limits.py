@@ -182,10 +182,23 @@ def test_a_plan_that_states_least_is_one_gpu_of_a_plain_run():
     assert flags == {"overlap_grad_reduce", "loss_parallel", "compile_loss", "sequence_parallel"}
     assert (plan.zero_stage, plan.shard_min_mib, plan.ddp_bucket_mib, plan.activation_offload) == (3, 0, 0, 0)
     assert plan.describe() == "one GPU"
-    assert (
-        Plan(8, tp=2, dp_shard=4, cp=3, pp=5, dp_replicate=2, ep=4).describe()
-        == "dp_replicate2 dp_shard4 cp3 tp2 pp5 ep4"
-    )
+
+
+@pytest.mark.parametrize(
+    ("degrees", "words"),
+    [
+        (dict(dp_shard=64), "FSDP=64"),
+        (dict(dp_shard=4, dp_replicate=2, cp=3, tp=2, pp=5, ep=4), "HSDP=2x4 cp=3 tp=2 pp=5 ep=4"),
+        (dict(dp_replicate=8), "DDP=8"),
+        (dict(dp_shard=8, dp_replicate=2, zero_stage=0, ep=8), "DDP=16 ep=8"),  # experts lie among ranks of dp_shard
+        (dict(dp_shard=16, zero_stage=1, tp=4), "ZeRO-1=16 tp=4"),
+        (dict(dp_shard=16, dp_replicate=2, zero_stage=2, stack="deepspeed"), "ZeRO-2=2x16"),
+        (dict(cp=8), "FSDP cp=8"),  # the ranks of cp share the state
+        (dict(tp=8, pp=2), "tp=8 pp=2"),
+    ],
+)
+def test_words_for_a_plan_name_its_data_parallelism_as_torchtitan_does(degrees, words):
+    assert Plan(8, **degrees).describe() == words
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,23 @@ class Plan:
             split |= self.pp_schedule == schedule
         return split & (self.pp > 1)
 
+    @property
+    def sharding(self) -> str:
+        """What data parallelism does with the state of a model: DDP, ZeRO-1, ZeRO-2, FSDP, or HSDP, which shards among
+        some ranks and replicates over the others."""
+        if not self.shards_optimizer:
+            return "DDP"
+        if self.zero_stage < 3:
+            return f"ZeRO-{self.zero_stage}"
+        return "HSDP" if self.dp_replicate > 1 else "FSDP"
+
     def describe(self) -> str:
-        """Returns the mesh in one short line, without the axes of degree 1."""
-        axes = [(n, getattr(self, n)) for n in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")]
-        return " ".join(f"{name}{degree}" for name, degree in axes if degree > 1) or "one GPU"
+        """Returns the parallelism in one short line, without what has one rank: `HSDP=8x16 tp=4` has 8 copies of a
+        model, each sharded over 16 ranks, which each are 4 tensor-parallel ones."""
+        words = []
+        if self.dp * self.cp > 1:
+            hybrid = self.shards_optimizer and self.dp_replicate > 1
+            degree = f"{self.dp_replicate}x{self.dp_shard}" if hybrid else str(self.dp)
+            words.append(self.sharding if degree == "1" else f"{self.sharding}={degree}")
+        degrees = ((name, getattr(self, name)) for name in ("cp", "tp", "pp", "ep", "etp"))
+        return " ".join([*words, *(f"{name}={degree}" for name, degree in degrees if degree > 1)]) or "one GPU"

@@ -8,7 +8,6 @@ from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.reading import TIGHT
 from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
 
-_SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
 SAME = "placed on the nodes as another order of the mesh axes"
 """plans that another one stands for"""
 RENAMED = "named otherwise by another plan, which executes the same step"
@@ -58,7 +57,7 @@ def notes_on(places: Iterable[Prediction]) -> list[str]:
 
 
 def plan_words(plan: Plan) -> str:
-    """Returns the main choices of a plan in one short line: mesh, sharding, schedule, checkpointing.
+    """Returns the main choices of a plan in one short line: data parallelism, mesh, schedule, checkpointing.
 
     mb=2x8 is 8 micro batches of 2 sequences, Interleaved1F1Bx4 has 4 stages a rank.
     """
@@ -66,9 +65,6 @@ def plan_words(plan: Plan) -> str:
     if plan.mesh_order != DEFAULT_ORDER:
         degrees = [axis for axis in plan.mesh_axes if getattr(plan, axis) > 1]
         words.append(f"order {'-'.join(degrees)}")
-    if plan.fsdp * plan.dp_replicate > 1:
-        hybrid = plan.shards_parameters and plan.dp_replicate > 1
-        words.append("HSDP" if hybrid else _SHARDING[plan.zero_stage])
     if plan.shards_parameters and plan.reshard_after_forward != "default":
         words.append({"always": "reshard", "never": "no reshard"}[plan.reshard_after_forward])
     if plan.pp > 1:

@@ -210,9 +210,8 @@ def plan_candidate(request: Request, plan: Plan) -> Candidate:
     """Another plan of the same GPUs and global batch."""
     own = request.setup.plan
     fields = {name: getattr(plan, name) for name in FIELD_TYPES if getattr(plan, name) != getattr(own, name)}
-    sharding = _SHARDING[plan.zero_stage] if plan.dp * plan.cp > 1 else "no data parallelism"
     title = (
-        f"another plan: {plan.describe()} ({sharding}), micro batches {plan.n_microbatches} x {plan.micro_batch},"
+        f"another plan: {plan.describe()}, micro batches {plan.n_microbatches} x {plan.micro_batch},"
         f" activation checkpointing {plan.activation_checkpointing}"
     )
     return with_plan(request, "plan", title, plan, fields)
