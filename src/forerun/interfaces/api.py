@@ -14,6 +14,7 @@ from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.answers.search.choices import with_open_stacks
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.search import search as _search
 from forerun.answers.search.sweep import Sweep
@@ -160,9 +161,11 @@ def search(
 ) -> SearchResult:
     """Returns the best plans for `n_gpus` of `cluster`, on `network` as in `predict`.
 
-    `options` are those of `forerun.answers.search.search.search`.
+    `options` are those of `forerun.answers.search.search.search`; where `fixed` names no stack, all are tried that a
+    search is free to choose (docs/cli.md).
     """
     where = _cluster(cluster)
+    options["fixed"] = with_open_stacks(options.get("fixed"))
     chosen = network_of(where, network)
     return _search(_model(model), where, n_gpus, seq_len, global_batch, network=chosen, **options)
 
@@ -179,8 +182,9 @@ def sweep(
 ) -> Sweep:
     """Returns a search for each number of GPUs and each global batch, and the best of them all.
 
-    `options` are those of `forerun.answers.search.sweep.sweep`.
+    `options` are those of `forerun.answers.search.sweep.sweep`, and stacks as in `search`.
     """
     where = _cluster(cluster)
+    options["fixed"] = with_open_stacks(options.get("fixed"))
     chosen = network_of(where, network)
     return _sweep(_model(model), where, gpus, seq_len, global_batches, network=chosen, **options)

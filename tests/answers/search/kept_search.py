@@ -23,6 +23,7 @@ FIXED = {
     "cp": 1,
     "activation_checkpointing": ["none", "full"],
     "reshard_after_forward": "always",
+    "compile": False,
 }
 
 

@@ -32,7 +32,9 @@ def held_to_simulations(model, table, stack, rows, network=None, cluster=CLUSTER
     """Check the bounds of some rows; the shares of their times that the bounds are: of all plans at once, of each."""
     screening = Screening(UnitRuns(model, cluster, network), stack)
     screened, close = screening.run(table), TimeBound(screening)
-    shares = []
+    coarse, shares = screening.coarse(table), []
+    assert (coarse.need_bytes <= screened.need_bytes * ROUND).all()
+    assert (coarse.time_s <= screened.time_s * ROUND)[~screened.too_large].all()
     for row in rows:
         plan, groups = table.plan(row), table.groups[int(table.mesh[row])]
         prediction = predict(model, plan, cluster, network)

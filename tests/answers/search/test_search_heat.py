@@ -135,7 +135,12 @@ def test_of_many_values_the_best_are_shown():
 
 def test_of_many_values_those_that_fit_are_shown():
     """With so little memory few ways to checkpoint leave room."""
-    fixed = {"checkpoint_every": list(range(1, 21)), "activation_checkpointing": "full", "micro_batch": [1, 2]}
+    fixed = {
+        "checkpoint_every": list(range(1, 21)),
+        "activation_checkpointing": "full",
+        "micro_batch": [1, 2],
+        "compile": False,
+    }
     question = (load_model("gpt2-small"), load_cluster("h100-sxm"), 1, 1024, 4)
     result = search(*question, fixed=fixed, keep=1, workers=1, exhaustive=True, memory_limit_gib=3.4)
     fit = {str(each.own_plan().checkpoint_every) for each in result.ranked}

@@ -104,7 +104,7 @@ def test_columns_hold_every_possible_plan_and_the_proof_counts_them():
     assert {len(column) for column in columns.values()} == {len(rows)}
     for name in ("status", "tp", "zero_stage", "activation_checkpointing"):
         assert columns[name].tolist() == [row[name] for row in rows]
-    assert "compile" not in columns  # the same in all plans
+    assert "prefetch" not in columns  # the same in all plans
     assert columns["needs_gib"].tolist() == [row["peak_reserved_gib"] for row in rows]
     assert columns["objective"].tolist() == [row["step_time_s"] for row in rows]
     assert result.proof == f"first 10 places proved after {len(rows)} of {len(rows)} simulated"

@@ -32,6 +32,13 @@ class Renamed:
     def __len__(self) -> int:
         return len(self.stands)
 
+    @classmethod
+    def joined(cls, parts: Sequence[Renamed], lengths: Sequence[int]) -> Renamed:
+        """Returns the rows of several spaces, whose other rows have `lengths` and follow each other."""
+        starts = np.cumsum([0, *lengths[:-1]])
+        stands = [part.stands + start for part, start in zip(parts, starts, strict=True)]
+        return cls(SpaceTable.joined([part.table for part in parts]), np.concatenate(stands))
+
     @staticmethod
     def reason(plan: Plan, other: Plan) -> str:
         """Says why `plan` is left out where `other` represents it."""

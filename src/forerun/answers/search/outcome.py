@@ -98,7 +98,8 @@ class LazySequence(Sequence[Item], Generic[Item]):
 class Outcome:
     """Columns with one entry for each possible plan, (n,), in the order of the space."""
 
-    space: Space
+    spaces: Mapping[str, Space]
+    """the space of each software stack"""
     table: SpaceTable
     renamed: Renamed
     """the possible plans that execute the same step as a plan of `table`"""
@@ -189,7 +190,9 @@ class Outcome:
 
     def reason_of(self, plan: Plan) -> str:
         """Says why `plan` was left out; empty for a plan that fits or that the search did not consider."""
-        left_out = self.space.reason_of(plan)
+        if plan.stack not in self.spaces:
+            return ""
+        left_out = self.spaces[plan.stack].reason_of(plan)
         if left_out is not None:
             return f"{left_out[0]}: {left_out[1]}"
         standing = self.standing_for(plan)

@@ -21,7 +21,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.fsdp_units import n_unit_kinds, staged_kinds
-from forerun.sources.symbolic.schedule import Action, actions, rank_actions, stage_rank
+from forerun.sources.symbolic.schedule import Action, actions, rank_turns, stage_rank
 
 STAGED = (
     "pp",
@@ -122,10 +122,14 @@ class Pipeline:
 
     def held(self, n_microbatches: int) -> tuple[Held, Held]:
         """Returns what the first rank holds at its first backward pass, and at the last of the backward passes at which
-        it holds the most micro batches, where it also has the most gradients."""
+        it holds the most micro batches, where it also has the most gradients.
+
+        A forward pass beside a backward pass has not kept anything when both start.
+        """
         plan = self.plan
         some = n_microbatches if plan.pp_schedule == "GPipe" else min(n_microbatches, _MOST_ROUNDS * plan.pp)
-        kind, stage, _ = _columns(rank_actions(replace(plan, n_microbatches=some), 0))
+        turns = rank_turns(replace(plan, n_microbatches=some), 0)
+        kind, stage, _ = _columns([action for turn in turns for action in sorted(turn, key=_after_backward)])
         return self._at(kind, stage, first=True), self._at(kind, stage, first=False)
 
     def _at(self, kind: I8, stage: I32, first: bool) -> Held:
@@ -181,6 +185,11 @@ class StageTimes(NamedTuple):
     """extra time of every backward pass (in split schedules, weight pass) but the first"""
     border: F64
     """transfer to the next stage; 0 where both stages are on one rank"""
+
+
+def _after_backward(action: Action) -> bool:
+    """Says whether an action comes last among those that start together: a forward pass keeps nothing yet."""
+    return action.kind == "F"
 
 
 def _before(flags: npt.NDArray[np.bool_]) -> I64:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.search.choices import Choice
 from forerun.answers.search.front import Front
 from forerun.answers.search.names import Renamed
 from forerun.answers.search.outcome import Outcome, Rows, Skipped, TooLarge
@@ -58,6 +59,13 @@ class SearchResult:
     """the result for every possible plan"""
     front: Front | None = None
     """the front of step time and memory; None unless it was asked for"""
+    choices: tuple[Choice, ...] = ()
+    """the best plans with other choices than the best plan's; empty unless they were asked for"""
+
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """Returns the software stacks with possible plans."""
+        return tuple(self.outcome.spaces)
 
     @property
     def renamed(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from forerun.answers.search.least import LeastSizes, recomputing
 from forerun.answers.search.shared import Shared
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.table import PlanTable
@@ -65,7 +66,6 @@ class _Own:
     first: F64
     most: F64
     least: F64
-    end_s: F64
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,40 @@ class Screening:
 
     def run(self, table: SpaceTable) -> Screened:
         """Computes the bounds of every plan of `table`."""
+        out = self._before_units(table)
+        left = np.flatnonzero(~out.too_large)
+        if len(left):
+            some = table.take(left)
+            shared = Shared(some, self.runs, self.stack, self.s_per_byte)
+            self._memory(out, left, some, shared)
+            self._times(out, left, some, shared)
+        return out
+
+    def coarse(self, table: SpaceTable) -> Screened:
+        """Computes lower bounds of the bounds of every plan of `table`, for which few units are built.
+
+        What a plan recomputes makes it smaller and slower. So the memory is that of the same plan with every layer
+        recomputed, and the time that of the same plan without recomputation.
+        """
+        out = self._before_units(table)
+        left = np.flatnonzero(~out.too_large)
+        if not len(left):
+            return out
+        some = table.take(left)
+        small = Shared(recomputing(some, "full"), self.runs, self.stack, self.s_per_byte, LeastSizes(self.runs))
+        self._memory(out, left, some, small)
+        left = np.flatnonzero(~out.too_large)
+        if len(left):
+            some = table.take(left)
+            fast = Shared(recomputing(some, "none"), self.runs, self.stack, self.s_per_byte)
+            self._times(out, left, some, fast)
+        return out
+
+    def _before_units(self, table: SpaceTable) -> Screened:
+        """Computes the bounds that need no units."""
         n = len(table)
         out = Screened(np.zeros(n), np.zeros(n), np.zeros(n, np.uint8), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n))
-        for first in range(0, n, _CHUNK):  # bounds that need no units
+        for first in range(0, n, _CHUNK):
             chunk = slice(first, min(first + _CHUNK, n))
             plans = table.rows(chunk)
             trained = 1.0 * (plans.lora_rank == 0)  # adapters are so few that their bound is 0
@@ -123,17 +154,15 @@ class Screening:
             states = self._states(plans, dense * trained, experts * trained)
             at_end = self._at_the_end(plans, states)
             self._note(out, np.arange(chunk.start, chunk.stop), at_end, states.resident.total, 0)
-        left = np.flatnonzero(~out.too_large)
-        if not len(left):
-            return out
-        some = table.take(left)
-        shared = Shared(some, self.runs, self.stack, self.s_per_byte)
-        held = shared.held(0), shared.held(1)
+        return out
+
+    def _memory(self, out: Screened, left: npt.NDArray[np.int64], some: SpaceTable, shared: Shared) -> None:
+        """Raises the memory of the rows `left`, whose plans are `some`, to that with activations."""
+        held, elements = (shared.held(0), shared.held(1)), shared.elements
         for first in range(0, len(left), _CHUNK):
             part = slice(first, min(first + _CHUNK, len(left)))
             rows, plans, kind = left[part], some.rows(part), shared.kind[part]
-            elements = shared.elements
-            own = _Own(elements.first[:, kind], elements.most[:, kind], elements.least[:, kind], shared.end_s[kind])
+            own = _Own(elements.first[:, kind], elements.most[:, kind], elements.least[:, kind])
             states = self._states(plans, *own.first)
             resident = self._states(plans, *own.most).resident.total + self._beside(plans, own.most)
             groups = self._groups(plans)
@@ -141,8 +170,15 @@ class Screening:
             for which in held:
                 columns = [column[kind] for column in which]
                 self._note(out, rows, self._at_backward(plans, states, own, *columns), resident, groups)
-            out.time_s[rows] = np.where(out.too_large[rows], 0.0, self._time_s(plans, own))
-        return out
+
+    def _times(self, out: Screened, left: npt.NDArray[np.int64], some: SpaceTable, shared: Shared) -> None:
+        """Sets the time of the rows `left`, whose plans are `some`."""
+        elements = shared.elements
+        for first in range(0, len(left), _CHUNK):
+            part = slice(first, min(first + _CHUNK, len(left)))
+            rows, plans, kind = left[part], some.rows(part), shared.kind[part]
+            own = _Own(elements.first[:, kind], elements.most[:, kind], elements.least[:, kind])
+            out.time_s[rows] = np.where(out.too_large[rows], 0.0, self._time_s(plans, own, shared.end_s[kind]))
 
     # -- memory ------------------------------------------------------------------------------------------------
 
@@ -204,11 +240,11 @@ class Screening:
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def _time_s(self, plans: PlanTable, own: _Own) -> F64:
-        """Returns the seconds of the first rank's passes and optimizer, (n,); in split schedules, of the rank that ends
-        last."""
+    def _time_s(self, plans: PlanTable, own: _Own, end_s: F64) -> F64:
+        """Returns the seconds of the first rank's passes, which take `end_s`, and optimizer, (n,); in split schedules,
+        of the rank that ends last."""
         states = self._states(plans, *np.where(plans.splits_backward, own.least, own.first))
-        out: F64 = own.end_s + self.optimizer_s(plans, states.local)
+        out: F64 = end_s + self.optimizer_s(plans, states.local)
         return out
 
     def optimizer_s(self, plans: Plans, local: F64) -> F64:

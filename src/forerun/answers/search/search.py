@@ -1,38 +1,36 @@
 """search: finds the best plan of a space, and says why the others are not.
 
-Lower bounds of all plans screen the whole space at once: plans that certainly do not fit are discarded. Plans that may
-still reach one of the places that were asked for get a closer bound, and are simulated in its order until the bound
-passes the last place. The places are therefore exact under the model. The answer does not depend on the number of
-processes.
+Coarse lower bounds of all plans screen the whole space at once: plans that certainly do not fit are discarded. In the
+order of these bounds, plans that may still reach one of the places that were asked for get closer bounds, and are
+simulated in the order of the closest until the bound passes the last place. The places are therefore exact under the
+model. The answer does not depend on the number of processes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun.answers.analysis.predict import predict
 from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.search.choices import LISTED, OTHER_NUMERICS, UNMEASURED, Choice, narrower
 from forerun.answers.search.executor import AnswersPlans, Predictor, Question, Refused, executor_of
 from forerun.answers.search.front import Front, time_and_memory_front
-from forerun.answers.search.names import Renamed
-from forerun.answers.search.orders import Groups
-from forerun.answers.search.outcome import Outcome, Status
+from forerun.answers.search.outcome import Outcome, Rows, Status
 from forerun.answers.search.result import REFUSED_RULE, Objective, SearchResult
-from forerun.answers.search.screening import Screening
-from forerun.answers.search.space import Extent, Limits, Space, Tally, make_space
+from forerun.answers.search.space import Extent, Limits, Tally, make_spaces
 from forerun.answers.search.space_table import SpaceTable
+from forerun.answers.search.spaces import Bounds, Spaces
 from forerun.answers.search.store import AnswerStore, Remembering
-from forerun.answers.search.time_bound import TimeBound
 from forerun.answers.search.unit_runs import UnitRuns
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.common.units import GIB
@@ -46,6 +44,12 @@ from forerun.describe.model.spec import ModelSpec
 BATCHES = (16, 16, 32, 64)
 """sizes of the batches that are simulated before the bound is read again; the last one repeats. They are fixed so that
 every machine simulates the same plans"""
+Place = tuple[ModelSpec, Cluster, int, int, int]
+"""model, cluster, number of GPUs, sequence length and global batch of a question"""
+_OF_A_CHOICE = 4
+"""plans that are simulated together in order to find the best one with another choice"""
+_REFINED = 128
+"""rows whose coarse bounds are refined together"""
 KEYS: dict[Objective, Callable[[Prediction], float]] = {
     "time": lambda p: p.step_time_s,
     "tokens": lambda p: p.step_time_s,  # the tokens of a step are given
@@ -69,6 +73,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
     keep: int = 10,
     exhaustive: bool = False,
     pareto: int | None = None,
+    choices: Sequence[str] | None = None,
     workers: int | None = None,
     network: Network | None = None,
     measured: Measured | None = None,
@@ -91,6 +96,8 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         keep: the number of places that must be exact; plans whose bounds come after these places may be skipped.
         exhaustive: simulate every plan that could fit.
         pareto: also find the front of step time and memory, simulating at most this many more plans for it.
+        choices: also say what single choices are worth (`SearchResult.choices`): compilation, precision and the stacks
+            of `fixed`, and these stacks, whose plans have no place otherwise. Not for objective memory.
         workers: number of processes, or CPUs of a Ray cluster; unless given, one process for each CPU, or all CPUs.
         network: the network of the GPUs in place of the links of the cluster.
         measured: the user's own times of kernels and collectives, which replace the shipped ones.
@@ -118,18 +125,26 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         answers = stack.enter_context(executor_of(question, executor, workers, ray_address))
         if store is not None:
             answers = Remembering(answers, stack.enter_context(AnswerStore(Path(store), question.basis())))
-        chosen = make_space(model, cluster, n_gpus, seq_len, global_batch, fixed, limits, space, network is not None)
-        table = chosen.table(tally)
-        if not len(table):
+        place = (model, cluster, n_gpus, seq_len, global_batch)
+        chosen = Spaces.of(make_spaces(*place, fixed, limits, space, network is not None), tally)
+        if not len(chosen.table):
             raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-        screening = Screening(UnitRuns(model, cluster, network, measured), chosen.stack)
-        run = Simulating(screening, table, objective, keep, exhaustive or predictor is not predict, tally)
+        bounds = Bounds(chosen, UnitRuns(model, cluster, network, measured))
+        every = exhaustive or predictor is not predict
+        run = Simulating(bounds, chosen.table, objective, keep, every, pareto is not None, tally)
         run.run(answers, progress)
         front = None if pareto is None else run.front(answers, pareto, progress)
+        others: tuple[Choice, ...] = ()
+        if choices is not None and run.best is not None and objective != "memory":
+            others = run.choices(answers) + run.narrower(model, cluster, answers)
     if not run.predictions and not run.screened.too_large.any():
         raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-    assert tally.renamed is not None  # `Space.table` sets it
-    outcome = run.outcome(chosen, tally.renamed, cluster.device.memory_bytes / GIB)
+    if choices and run.best is not None and objective != "memory":
+        again = partial(search, limits=limits, space=space, workers=workers, network=network, measured=measured)
+        again = partial(again, executor=executor, ray_address=ray_address, store=store)
+        for name in choices:
+            others += _best_on(name, run.best, place, fixed, again)
+    outcome = run.outcome(chosen, cluster.device.memory_bytes / GIB)
     return SearchResult(
         model=model.name,
         cluster=cluster.name,
@@ -148,6 +163,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         keep=keep,
         outcome=outcome,
         front=front,
+        choices=others,
     )
 
 
@@ -183,19 +199,43 @@ def limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
     return replace(cluster, device=replace(cluster.device, memory_bytes=int(memory_limit_gib * GIB)))
 
 
+def _best_on(
+    stack: str,
+    instead: Prediction,
+    place: Place,
+    fixed: Mapping[str, object] | None,
+    searched: Callable[..., SearchResult],
+) -> tuple[Choice, ...]:
+    """Returns the best plan on another stack; nothing where it can't run the question, or where nothing fits."""
+    try:
+        best = searched(*place, fixed={**(fixed or {}), "stack": stack}, keep=1).best
+    except ImpossiblePlan:
+        return ()
+    return () if best is None else (Choice("stack", stack, best, instead, UNMEASURED),)
+
+
 class Simulating:
     """Simulates the plans of a table in the order of their bounds."""
 
     def __init__(
-        self, screening: Screening, table: SpaceTable, objective: Objective, keep: int, exhaustive: bool, tally: Tally
+        self,
+        bounds: Bounds,
+        table: SpaceTable,
+        objective: Objective,
+        keep: int,
+        exhaustive: bool,
+        with_front: bool,
+        tally: Tally,
     ) -> None:
+        """`with_front`: whether the bounds of plans that are not simulated are needed too."""
         self._table, self._objective, self._keep, self._tally = table, objective, keep, tally
-        self._screening = screening
-        self.screened = screening.run(table)
+        self._bounds = bounds
         self._memory = objective == "memory"
+        self._is_coarse = not (self._memory or exhaustive or with_front)
+        self.screened = bounds.coarse() if self._is_coarse else bounds.all()
         self._bound = self.screened.held_bytes / GIB if self._memory else self.screened.time_s.copy()
         self._status = np.where(self.screened.too_large, Status.TOO_LARGE, Status.SKIPPED).astype(np.uint8)
-        self._close = None if self._memory or exhaustive else TimeBound(screening)
+        self._by_closer = not (self._memory or exhaustive)
         if exhaustive:
             self._bound[:] = 0.0
         self.ranked: list[tuple[float, int]] = []
@@ -205,7 +245,7 @@ class Simulating:
     def run(self, answers: AnswersPlans, progress: Callable[[int, int], None] | None) -> None:
         """Simulates batch after batch until the bound passes the last place."""
         rows = np.flatnonzero(~self.screened.too_large)
-        queue = _Queue(rows, self._bound, self._closer if self._close else None)
+        queue = self._queue(rows)
         done, total, sizes = 0, len(rows), chain(BATCHES, repeat(BATCHES[-1]))
         while batch := queue.next(next(sizes), self.last_place):
             plans = [self._table.plan(row) for row in batch]
@@ -217,15 +257,13 @@ class Simulating:
         if progress:
             progress(total, total)
 
+    def _queue(self, rows: Rows) -> _Queue:
+        closer = self._closer if self._by_closer else None
+        return _Queue(rows, self._bound, self._refined if self._is_coarse else None, closer)
+
     def front(self, answers: AnswersPlans, most: int, progress: Callable[[int, int], None] | None) -> Front:
         """Finds the front of step time and memory of the plans that fit, simulating at most `most` more plans."""
         rows = np.flatnonzero(self._status == Status.SKIPPED)
-        close = TimeBound(self._screening) if self._close is None else self._close
-
-        def closer(place: int) -> float:
-            row = int(rows[place])
-            return close.least_step_s(self._table.plan(row), self._groups(row))
-
         return time_and_memory_front(
             [self.predictions[row] for _, row in sorted(self.ranked)],
             self.screened.time_s[rows],
@@ -233,14 +271,63 @@ class Simulating:
             lambda place: self._table.plan(int(rows[place])),
             answers,
             most,
-            closer,
+            lambda place: self._bounds.closer(int(rows[place])),
             progress,
         )
 
-    def _groups(self, row: int) -> Groups:
-        groups = self._table.groups[int(self._table.mesh[row])]
-        assert groups is not None  # a plan without groups is impossible
-        return groups
+    @property
+    def best(self) -> Prediction | None:
+        """Returns the best plan so far that fits."""
+        return self.predictions[min(self.ranked)[1]] if self.ranked else None
+
+    def choices(self, answers: AnswersPlans) -> tuple[Choice, ...]:
+        """Returns the best plan of each stack with the other compilation, and the best plan of each other stack."""
+        assert self.best is not None
+        every, found = self._table.variants, []
+        stack, compiled = (np.array(every.values[name], object)[self._codes(name)] for name in ("stack", "compile"))
+        for name in every.values["stack"]:
+            best = self._best_of(np.flatnonzero(stack == name), answers)
+            if best is None:
+                continue
+            if name != self.best.own_plan().stack:
+                found.append(Choice("stack", str(name), best, self.best))
+            is_compiled = best.own_plan().compile
+            other = self._best_of(np.flatnonzero((stack == name) & (compiled != is_compiled)), answers)
+            if other is not None:
+                found.append(Choice("compile", "off" if is_compiled else "on", other, best))
+        return tuple(found)
+
+    def narrower(self, model: ModelSpec, cluster: Cluster, answers: AnswersPlans) -> tuple[Choice, ...]:
+        """Returns the first of the best plans that fits in a narrower precision, in the one that makes it fastest."""
+        assert self.best is not None
+        for _, row in sorted(self.ranked)[:LISTED]:
+            plans = narrower(model, self._table.plan(row), cluster)
+            fit = [one for one in answers.run(plans) if isinstance(one, Prediction) and one.fits]
+            if fit:
+                fastest = min(fit, key=lambda one: one.step_time_s)
+                value = f"{fastest.own_plan().precision} ({fastest.own_plan().fp8_recipe})"
+                return (Choice("precision", value, fastest, self.best, OTHER_NUMERICS),)
+        return ()
+
+    def _codes(self, name: str) -> Rows:
+        codes = self._table.variants.codes.get(name)
+        return np.zeros(len(self._table), np.int64) if codes is None else codes[self._table.variant].astype(np.int64)
+
+    def _best_of(self, rows: Rows, answers: AnswersPlans) -> Prediction | None:
+        """Returns the best plan of `rows`, simulating those that may be it; None where none fits."""
+        queue = self._queue(rows[self._status[rows] == Status.SKIPPED])
+
+        def best() -> float:
+            return min((self._value(row) for row in rows.tolist() if self._status[row] == Status.OK), default=np.inf)
+
+        while batch := queue.next(_OF_A_CHOICE, best()):
+            for row, answer in zip(batch, answers.run([self._table.plan(row) for row in batch]), strict=True):
+                self._record(row, answer)
+        fit = [(self._value(row), row) for row in rows.tolist() if self._status[row] == Status.OK]
+        return self.predictions[min(fit)[1]] if fit else None
+
+    def _value(self, row: int) -> float:
+        return KEYS[self._objective](self.predictions[row])
 
     @property
     def last_place(self) -> float:
@@ -250,10 +337,16 @@ class Simulating:
 
     def _closer(self, row: int) -> float:
         """Returns a closer bound of the time of the plan in `row`, in seconds."""
-        assert self._close is not None
-        close = self._close.least_step_s(self._table.plan(row), self._groups(row))
-        self._bound[row] = max(float(self._bound[row]), close)
+        self._bound[row] = max(float(self._bound[row]), self._bounds.closer(row))
         return float(self._bound[row])
+
+    def _refined(self, rows: Rows) -> Rows:
+        """Computes the bounds of `rows`, which are coarse, and returns those of them that may fit."""
+        self._bounds.refine(self.screened, rows)
+        too_large = self.screened.too_large[rows]
+        self._status[rows[too_large]] = Status.TOO_LARGE
+        self._bound[rows] = self.screened.time_s[rows]
+        return rows[~too_large]
 
     def _record(self, row: int, answer: Prediction | Refused) -> None:
         if isinstance(answer, Refused):
@@ -265,13 +358,13 @@ class Simulating:
         if answer.fits:
             self.ranked.append((KEYS[self._objective](answer), row))
 
-    def outcome(self, space: Space, renamed: Renamed, limit_gib: float) -> Outcome:
+    def outcome(self, spaces: Spaces, limit_gib: float) -> Outcome:
         """Returns the results for every plan."""
         screened = self.screened
         return Outcome(
-            space=space,
+            spaces={space.stack: space for space in spaces.parts},
             table=self._table,
-            renamed=renamed,
+            renamed=spaces.renamed,
             status=self._status,
             bound=self._bound,
             need_gib=screened.need_bytes / GIB,
@@ -286,28 +379,49 @@ class Simulating:
 
 
 class _Queue:
-    """A queue of rows in the order of their bounds, with closer bounds for the rows that come first."""
+    """A queue of rows in the order of their bounds. Rows that come first get closer bounds.
 
-    def __init__(self, rows: npt.NDArray[np.int64], bound: F64, closer: Callable[[int], float] | None) -> None:
+    `refined` bounds many rows and returns those that may fit, `closer` bounds one row.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        bound: F64,
+        refined: Callable[[Rows], Rows] | None,
+        closer: Callable[[int], float] | None,
+    ) -> None:
         order = np.argsort(bound[rows], kind="stable")
-        self._rows, self._bounds = rows[order], bound[rows][order]
-        self._closer, self._next = closer, 0
-        self._heap: list[tuple[float, int]] = []
+        self._rows, self._order, self._bound = rows[order], bound[rows][order], bound
+        self._refined, self._closer, self._next = refined, closer, 0
+        self._heap: list[tuple[float, bool, int]] = []
+        """(bound, whether it is the closest, row)"""
 
     def next(self, most: int, last_place: float) -> list[int]:
         """Returns up to `most` rows that may have a place, the least bound first."""
         batch: list[int] = []
         while len(batch) < most:
-            while self._next < len(self._rows) and (not self._heap or self._bounds[self._next] <= self._heap[0][0]):
-                bound, row = float(self._bounds[self._next]), int(self._rows[self._next])
-                if bound > last_place:
+            while self._next < len(self._rows) and (not self._heap or self._order[self._next] <= self._heap[0][0]):
+                if self._order[self._next] > last_place:
                     break
-                heappush(self._heap, (bound if self._closer is None else self._closer(row), row))
-                self._next += 1
+                self._open(last_place)
             if not self._heap or self._heap[0][0] > last_place:
                 break
-            batch.append(heappop(self._heap)[1])
+            bound, is_closest, row = heappop(self._heap)
+            if is_closest or self._closer is None:
+                batch.append(row)
+            else:
+                heappush(self._heap, (max(bound, self._closer(row)), True, row))
         return batch
+
+    def _open(self, last_place: float) -> None:
+        """Takes the next rows into the heap."""
+        end = min(self._next + (_REFINED if self._refined else 1), len(self._rows))
+        end = int(np.searchsorted(self._order[:end], last_place, side="right"))
+        rows = self._rows[self._next : end]
+        for row in (self._refined(rows) if self._refined else rows).tolist():
+            heappush(self._heap, (float(self._bound[row]), False, row))
+        self._next = end
 
 
 def _nothing_possible(tally: Tally, n_gpus: int) -> str:

@@ -16,6 +16,7 @@ from forerun.answers.search.unit_runs import ALONE, UnitRuns, UnitSizes, UnitTim
 from forerun.core.program.types import F64, I64
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans
+from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.states import accumulation_bytes
 
@@ -26,8 +27,17 @@ class Shared:
     Sums says whether micro batches add their gradients into a buffer, which takes time in every backward pass.
     """
 
-    def __init__(self, table: SpaceTable, runs: UnitRuns, stack: Stack, s_per_byte: float) -> None:
+    def __init__(
+        self,
+        table: SpaceTable,
+        runs: UnitRuns,
+        stack: Stack,
+        s_per_byte: float,
+        sizes_of: Callable[[Plan], UnitSizes] | None = None,
+    ) -> None:
+        """`sizes_of` answers the memory of a plan's units; unless given, the units are built."""
         self._stack, self._s_per_byte = stack, s_per_byte
+        self._table, self._runs = table, runs
         names = [name for name in (*table.meshes.codes, *table.variants.codes) if name not in (*ALONE, *_OWN)]
         built, built_rows = dense_ids(
             _ids(table, names)[0], _answers(table, lambda plans: plans.splits_backward, *_SPLITTING)
@@ -40,14 +50,20 @@ class Shared:
         self.plans: PlanTable = table.rows(rows)
         """one plan of each kind"""
         self.of_unit, self._of_pipeline, self._sum = unit[rows], self._pipeline[rows], sums[rows]
-        units = [runs.units(table.plan(int(row))) for row in built_rows]
-        self.sizes: list[UnitSizes] = [units[number].sizes for number in built[unit_rows]]
-        self.times: list[UnitTimes] = []
-        for row in unit_rows:
-            groups = table.groups[int(table.mesh[row])]
-            assert groups is not None  # a plan without groups is impossible
-            self.times.append(runs.times_of(units[built[row]], groups))
+        self._unit_rows = unit_rows
+        sizes = [(sizes_of or runs.sizes)(table.plan(int(row))) for row in built_rows]
+        self.sizes: list[UnitSizes] = [sizes[number] for number in built[unit_rows]]
         self.pipelines = [Pipeline(runs.model, table.plan(int(row))) for row in pipeline_rows]
+
+    @cached_property
+    def times(self) -> list[UnitTimes]:
+        """Returns the seconds of the units."""
+        found = []
+        for row in self._unit_rows:
+            groups = self._table.groups[int(self._table.mesh[row])]
+            assert groups is not None  # a plan without groups is impossible
+            found.append(self._runs.times(self._table.plan(int(row)), groups))
+        return found
 
     # -- by kind -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ The default space has the plans that frameworks offer (`search` of a stack's fil
 * data parallelism over the remaining ranks: replicated, sharded (ZeRO stages of the stack), and sharded in the node and
   replicated across nodes (HSDP) at ZeRO-3;
 * mesh axes in the usual order, micro batches of powers of two that divide the batch of a data-parallel rank;
-* schedules of the stack; activation checkpointing none, selective, full; FSDP's reshard policy.
+* schedules of the stack; activation checkpointing none, selective, full; FSDP's reshard policy;
+* torch.compile on and off where the framework offers it;
+* with experts: the dispatchers of the stack, passes side by side, and recomputation of parts of a layer.
 
 The whole space has all plans that the stack's code could run:
 
@@ -52,6 +54,8 @@ NETWORK_RULE = "order of mesh axes that a network can't place"
 _COUNTED = ("seq_len", "n_microbatches")
 """plan fields that follow from the question of the search"""
 _DATA_AXES = ("dp_replicate", "dp_shard")
+_PASSES = ("activation_checkpointing", "recompute_modules", "pp_schedule", "virtual_stages", "expert_overlap")
+"""plan fields whose values depend on each other"""
 _PLAIN = Plan(seq_len=1)
 CHUNK = 1 << 16
 """plans that are processed together, so that their columns stay in the CPU's cache"""
@@ -284,32 +288,58 @@ class Space:
 
     def _below(self, plan: Plan, local: int, below: Variants) -> Any:
         """Returns the block of `below` for a mesh with `local` sequences per data-parallel rank; adds it if new."""
-        key = (local, plan.pp, plan.uses_fsdp, plan.shards_parameters, plan.tp > 1)
+        key = (local, plan.pp, plan.uses_fsdp, plan.shards_parameters, plan.tp > 1, plan.ep > 1)
         if key not in below.blocks:
             axes = self._axes(key)
             below.add(key, axes, local)
         return below.blocks[key]
 
-    def _axes(self, key: tuple[int, int, bool, bool, bool]) -> dict[str, Sequence[Any]]:
+    def _axes(self, key: tuple[int, int, bool, bool, bool, bool]) -> dict[str, Sequence[Any]]:
         """Returns the names and values of the axes that vary for one mesh."""
-        local, pp, fsdp, sharded, split = key
+        local, pp, fsdp, sharded, split, exchanges = key
         fixed, offered, whole = self.fixed, self.offered, self.extent == "whole"
         most = self.limits.max_micro_batch or local
         micro = [n for n in divisors(local) if n <= most] if whole else powers_of_two(local, most)
         axes: dict[str, Sequence[Any]] = {
             "micro_batch": fixed.get("micro_batch") or micro,
-            "activation_checkpointing": fixed.get("activation_checkpointing", ("none", "selective", "full")),
-            "schedule": self._schedules(pp),
+            "+".join(_PASSES): self._passes(pp, exchanges and not fsdp),
+            "compile": fixed.get("compile", offered.compile),
         }
+        if exchanges:
+            axes["dispatcher"] = fixed.get("dispatcher", offered.dispatchers)
         axes["reshard_after_forward"] = fixed.get("reshard_after_forward", offered.reshard if sharded else ("default",))
         if split:
             both = (True, False) if whole else (offered.sequence_parallel,)
             axes["sequence_parallel"] = fixed.get("sequence_parallel", both)
         if whole:
             axes["offload"] = [what for what in offered.offload if what != "params" or fsdp]
-        taken = {"micro_batch", "activation_checkpointing", "schedule", "reshard_after_forward"}
-        taken |= {*MESH_FIELDS, *_COUNTED, "pp_schedule", "virtual_stages", "mesh_order"}
+        taken = {"micro_batch", "reshard_after_forward", *_PASSES}
+        taken |= {*MESH_FIELDS, *_COUNTED, "mesh_order"}
         return axes | {name: values for name, values in fixed.items() if name not in taken}
+
+    def _passes(self, pp: int, may_overlap: bool) -> list[tuple[Any, ...]]:
+        """Returns the values of _PASSES: how forward and backward passes follow each other, and what these keep.
+
+        Frameworks that run passes side by side refuse to recompute whole layers there.
+        """
+        both = [overlap for overlap in (False, True) if may_overlap or not overlap]
+        found = []
+        for checkpointing, modules in self._checkpointing():
+            for (schedule, virtual), overlap in product(self._schedules(pp), self.fixed.get("expert_overlap", both)):
+                offered = schedule in self.offered.expert_overlap and (pp == 1 or schedule != "1F1B")
+                if "expert_overlap" in self.fixed or not overlap or (offered and checkpointing != "full"):
+                    found.append((checkpointing, modules, schedule, virtual, overlap))
+        return found
+
+    def _checkpointing(self) -> list[tuple[Any, tuple[str, ...]]]:
+        """Returns the kinds of activation checkpointing, each with the parts of a layer that it recomputes."""
+        kinds = self.fixed.get("activation_checkpointing", ("none", "selective", "full"))
+        if "recompute_modules" in self.fixed:
+            return list(product(kinds, self.fixed["recompute_modules"]))
+        parts = {"mla_up_proj": self.model.mla is not None, "layernorm": True, "moe_act": self.model.moe is not None}
+        named = [tuple(name for name in group if parts.get(name, True)) for group in self.offered.recompute_modules]
+        sets = tuple(dict.fromkeys(((), *(named if self.model.moe is not None else ()))))
+        return [(kind, modules) for kind in kinds for modules in (sets if kind == "selective" else ((),))]
 
     def _schedules(self, pp: int) -> Sequence[tuple[Any, int]]:
         if pp == 1:
@@ -324,6 +354,24 @@ class Space:
         if virtual:
             pairs = [(name, v) for name in dict.fromkeys(name for name, _ in pairs) for v in virtual]
         return pairs
+
+
+def make_spaces(
+    model: ModelSpec,
+    cluster: Cluster,
+    n_gpus: int,
+    seq_len: int,
+    global_batch: int,
+    fixed: Mapping[str, object] | None = None,
+    limits: Limits | None = None,
+    extent: Extent = "default",
+    on_network: bool = False,
+) -> list[Space]:
+    """Makes the space of each software stack that `fixed` lists, as `make_space` does for one."""
+    fixed = fixed or {}
+    stacks = dict.fromkeys(map(_stack_name, _values("stack", fixed.get("stack", _PLAIN.stack))))
+    question = (model, cluster, n_gpus, seq_len, global_batch)
+    return [make_space(*question, {**fixed, "stack": name}, limits, extent, on_network) for name in stacks]
 
 
 def make_space(
@@ -353,7 +401,7 @@ def make_space(
     values = {name: _values(name, value) for name, value in (fixed or {}).items()}
     stacks = values.get("stack", (Plan.__dataclass_fields__["stack"].default,))
     if len(stacks) != 1:
-        raise ForerunError(f"stack: a search takes one software stack, got {', '.join(map(str, stacks))}")
+        raise ForerunError(f"stack: this search takes one software stack, got {', '.join(map(str, stacks))}")
     framework = load_stack(stacks[0])
     if framework.keeps_gathered_at_zero_2 and 2 in values.get("zero_stage", ()):
         values["zero_stage"] = tuple(dict.fromkeys(3 if stage == 2 else stage for stage in values["zero_stage"]))
@@ -372,6 +420,11 @@ def make_space(
         extent,
         on_network,
     )
+
+
+def _stack_name(given: str) -> str:
+    """Returns the name of a stack as a catalogue spells it; the path of a file stays as it is."""
+    return given if given.endswith((".yaml", ".yml")) else given.lower()
 
 
 def divisors(number: int) -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,8 @@ class Variants:
     length: int = 0
 
     def add(self, key: tuple[Any, ...], axes: Mapping[str, Sequence[Any]], local: int) -> None:
-        """Adds every combination of `axes` for ranks of `local` sequences; `schedule` is (name, virtual stages)."""
+        """Adds every combination of `axes` for ranks of `local` sequences. The values of an axis whose name joins
+        several fields by + are tuples with a value for each."""
         micro = [n for n in axes["micro_batch"] if local % n == 0]
         wrong = [n for n in axes["micro_batch"] if local % n]
         others = 1
@@ -50,11 +51,10 @@ class Variants:
         combinations = list(product(*({**axes, "micro_batch": micro}).values()))
         columns = dict(zip(axes, zip(*combinations, strict=True), strict=True)) if combinations else {}
         for name, column in columns.items():
-            if name == "schedule":
-                self._extend("pp_schedule", [schedule for schedule, _ in column])
-                self._extend("virtual_stages", [virtual for _, virtual in column])
-            else:
-                self._extend(name, column)
+            fields_of = name.split("+")
+            each_own: Iterable[Sequence[Any]] = zip(*column, strict=True) if len(fields_of) > 1 else (column,)
+            for each, own in zip(fields_of, each_own, strict=True):
+                self._extend(each, own)
         if combinations:
             self._extend("n_microbatches", [local // n for n in columns["micro_batch"]])
         refused = (len(wrong) * others, wrong[0]) if wrong else (0, 1)
@@ -107,6 +107,22 @@ class SpaceTable:
     def take(self, rows: Rows) -> SpaceTable:
         """Returns the table of the plans of `rows`, in that order."""
         return replace(self, mesh=self.mesh[rows], variant=self.variant[rows])
+
+    @classmethod
+    def joined(cls, tables: Sequence[SpaceTable]) -> SpaceTable:
+        """Returns the rows of several tables, one table after the other."""
+        if len(tables) == 1:
+            return tables[0]
+        meshes = np.cumsum([0, *(len(table.meshes) for table in tables)], dtype=np.int32)
+        variants = np.cumsum([0, *(len(table.variants) for table in tables)], dtype=np.int32)
+        return cls(
+            PlanTable.joined([table.meshes for table in tables]),
+            PlanTable.joined([table.variants for table in tables]),
+            tuple(chain.from_iterable(table.groups for table in tables)),
+            np.concatenate([table.unplaced for table in tables]),
+            np.concatenate([table.mesh + first for table, first in zip(tables, meshes, strict=False)]),
+            np.concatenate([table.variant + first for table, first in zip(tables, variants, strict=False)]),
+        )
 
     def find(self, plan: Plan) -> int | None:
         """Returns the row of `plan`; None where the table lacks it."""

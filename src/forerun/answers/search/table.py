@@ -54,6 +54,22 @@ class PlanTable:
                 codes[name] = np.fromiter((place[value] for value in column), dtype, len(column))
         return cls(codes, values, length)
 
+    @classmethod
+    def joined(cls, tables: Sequence[PlanTable]) -> PlanTable:
+        """Makes the table of the plans of `tables`, which have the same fields, one table after the other."""
+        codes, values = {}, {}
+        for name in tables[0].values:
+            values[name] = tuple(dict.fromkeys(value for table in tables for value in table.values[name]))
+            if len(values[name]) > 1:
+                place = {value: code for code, value in enumerate(values[name])}
+                dtype = np.uint8 if len(place) < 256 else np.int32
+                own = (np.array([place[value] for value in table.values[name]], dtype) for table in tables)
+                parts = zip(own, tables, strict=True)
+                codes[name] = np.concatenate(
+                    [new[table.codes.get(name, np.zeros(len(table), int))] for new, table in parts]
+                )
+        return cls(codes, values, sum(map(len, tables)))
+
     def __len__(self) -> int:
         return self.length
 

@@ -197,7 +197,11 @@ NAMINGS = (
     _usual("pp_schedule", "1F1B", _no_schedule),
     _usual("layers_per_stage", None, lambda model, plan: plan.n_stages == 1),
     _usual("balance_ends", False, lambda model, plan: (plan.n_stages == 1) | (plan.layers_per_stage != None)),  # noqa: E711  a column
-    _as_stack("selective_policy", lambda model, plan: plan.activation_checkpointing != "selective"),
+    _usual("recompute_modules", (), lambda model, plan: plan.activation_checkpointing != "selective"),
+    _as_stack(
+        "selective_policy",
+        lambda model, plan: (plan.activation_checkpointing != "selective") | (plan.recompute_modules != ()),
+    ),
     _usual("checkpoint_every", 1, lambda model, plan: plan.activation_checkpointing == "none"),
     _usual(
         "compile_loss",
@@ -206,6 +210,9 @@ NAMINGS = (
     ),
     _usual("graph_breaks", False, lambda model, plan: no(plan.compile)),
     _usual("lora_targets", get_args(LoraTarget), lambda model, plan: plan.lora_rank == 0),
+    _usual(
+        "dispatcher", "auto", lambda model, plan: _in_stack(plan, lambda stack: plan.dispatcher == stack.dispatcher)
+    ),
     _usual("attention", "auto", lambda model, plan: _in_stack(plan, lambda stack: plan.attention == stack.attention)),
 )
 """all namings, in the order in which they are applied: a later one sees what an earlier one has changed"""

@@ -1,8 +1,8 @@
 """Loads shipped stacks by name and a user's own by path, and finds a stack by the words of a table of measurements.
 
 A file with `extends: NAME` states only what differs from that stack. Its sections `search` and `fitted` are merged with
-the extended stack's key by key, its other keys replace them, and `names`, `imports` and `description` are not taken
-over.
+the extended stack's key by key, its other keys replace them, and `names`, `imports`, `description` and `today` are
+not taken over.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OWN_FOLDER = "FORERUN_STACKS"
 """environment variable that names a folder of further stacks"""
 _SUFFIXES = (".yaml", ".yml")
 _MERGED = ("search", "fitted")
-_OWN = ("names", "imports", "description")
+_OWN = ("names", "imports", "description", "today")
 """keys that a stack does not take over from the one that it extends"""
 _SHIPPED = Path(str(resources.files("forerun.describe.stacks"))) / "frameworks"
 

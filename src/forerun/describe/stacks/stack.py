@@ -47,6 +47,16 @@ class SearchSpace:
     more_schedules: tuple[tuple[Schedule, int], ...] = ()
     offload: tuple[str, ...] = ("none",)
     """tensors that host memory holds between uses"""
+    compile: tuple[bool, ...] = (False,)
+    """whether torch.compile is tried, and whether its absence is"""
+    narrow: tuple[tuple[str, str], ...] = ()
+    """precisions of fewer than 16 bits, each with the scaling of its operands, that a search weighs against 16 bits"""
+    dispatchers: tuple[str, ...] = ("auto",)
+    """dispatchers of tokens between ranks with different experts; auto: the stack's own"""
+    expert_overlap: tuple[Schedule, ...] = ()
+    """schedules under which passes may run side by side to hide the exchanges of tokens; 1F1B stands for no pipeline"""
+    recompute_modules: tuple[tuple[str, ...], ...] = ()
+    """parts of a layer with experts that selective checkpointing may recompute in place of the usual policy"""
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
@@ -103,6 +113,9 @@ class Stack:
     """modules of Python whose import tells that a traced program runs on this stack"""
     launch: tuple[str, ...] = ()
     """tools of `--launch` that start this framework"""
+    today: bool = False
+    """whether a search that is free to choose the framework considers this stack: a maintained framework in the form of
+    today"""
     search: SearchSpace | None = None
     """plans that a search tries; None: the stack can't be searched"""
 

@@ -52,6 +52,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run the command line `arguments` and answer its exit code."""
     try:
+        arguments = _rewritten(arguments)
         code = _app(arguments)(arguments or ["--help"], prog_name="forerun", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
         if code == INTERRUPTED:  # some versions of Typer answer Ctrl-C by this code, others raise Abort
@@ -85,6 +86,14 @@ def _app(arguments: list[str]) -> typer.Typer:
             continue
         app.command(name, short_help=summary, help=None if arguments[:1] == [name] else summary)(command)
     return app
+
+
+def _rewritten(arguments: list[str]) -> list[str]:
+    """Returns the arguments as the command wants them; one that takes several plans reads values of flags."""
+    if arguments[:1] != ["plan"]:
+        return arguments
+    rewrite: Callable[[list[str]], list[str]] = import_module("forerun.interfaces.cli.plan_options").flags_with_values
+    return rewrite(arguments)
 
 
 _HELP = "Predict step time, memory and cost of a distributed PyTorch training run, and find its best parallelism."

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from forerun.answers.search.choices import unmeasured_stacks, with_open_stacks
 from forerun.answers.search.front import MOST_SIMULATED
 from forerun.answers.search.programs import rank_programs
 from forerun.answers.search.search import limited
@@ -147,7 +148,8 @@ def plan(
     """Find the fastest parallelism plan that fits.
 
     Searches all valid plans. Options of the plan fix an axis (--tp 8) or give the values to try (--tp 1,2,4; --dp-shard
-    -1 for the rest). With --programs, ranks saved programs instead. Exits with 3 if nothing fits.
+    -1 for the rest; --compile true,false). Compilation and the framework are tried where no option fixes them. With
+    --programs, ranks saved programs instead. Exits with 3 if nothing fits.
     """
     for file in (shown.csv, work.store, shown.pictures):
         if file is not None and not file.absolute().parent.is_dir():
@@ -173,9 +175,11 @@ def plan(
     if subject.model is None or subject.gpus is None or subject.seq_len is None or subject.global_batch is None:
         raise ForerunError(f"plan: {absent} missing; give it with the model")
     n_gpus, batches = whole_numbers(subject.gpus, "--gpus"), whole_numbers(subject.global_batch, "--global-batch")
-    fixed: dict[str, Any] = parse(fields, plan_file, several=True)
-    shown.check_heat(fixed)
+    given_fields: dict[str, Any] = parse(fields, plan_file, several=True)
+    shown.check_heat(given_fields)
     model = load_model(subject.model)
+    is_open = "stack" not in given_fields and anchor is None and options.space == "default"
+    fixed = with_open_stacks(given_fields, launch.launch) if is_open else given_fields
     changed = {"--network": under.network, "--anchor": anchor}
     question = Question(
         model,
@@ -198,6 +202,7 @@ def plan(
             "store": work.store,
             "pareto": options.pareto_plans if options.pareto else None,
         },
+        choices=unmeasured_stacks() if is_open and launch.launch is None else (),
         names=(subject.model, subject.cluster),
         place="".join(f" {name} {shlex.quote(str(value))}" for name, value in changed.items() if value),
         command=typed(context),

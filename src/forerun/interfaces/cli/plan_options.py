@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,8 @@ _SEARCHED = (
     *("pp_schedule", "virtual_stages", "cp_method", "activation_checkpointing", "selective_policy"),
 )
 """fields whose default a search does not use"""
+VALUES = "_values"
+"""end of the name of an option that takes the values of a flag"""
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 
 
@@ -35,15 +38,28 @@ def with_plan_options(several: bool) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         # With several plans, micro batches follow from the global batch.
         names = [name for name in MEANINGS if not (several and name == "n_microbatches")]
+        flags = [name for name in names if is_flag(name)] if several else []
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "fields"]
 
         def wrapped(**values: Any) -> None:
             given = {name: values.pop(name) for name in names}
+            given |= {name: listed for name in flags if (listed := values.pop(name + VALUES)) is not None}
             command(**values, fields={name: value for name, value in given.items() if value is not None})
 
-        return grouped(with_parameters(wrapped, own + [_option(name, several) for name in names], command))
+        options = [_option(name, several) for name in names] + [_values_option(name) for name in flags]
+        return grouped(with_parameters(wrapped, own + options, command))
 
     return decorate
+
+
+def flags_with_values(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments of a command, of which `--flag true,false` names the option of the flag's values."""
+    flags = {"--" + name.replace("_", "-") for name in MEANINGS if is_flag(name)}
+    out = list(arguments)
+    for place, (option, value) in enumerate(pairwise(arguments)):
+        if option in flags and set(value.split(",")) <= {"true", "false"}:
+            out[place] = option + VALUES.replace("_", "-")
+    return out
 
 
 def parse(fields: Mapping[str, str | bool], plan_file: Path | None, *, several: bool) -> dict[str, Any]:
@@ -55,6 +71,9 @@ def parse(fields: Mapping[str, str | bool], plan_file: Path | None, *, several: 
     for name, given in fields.items():
         if isinstance(given, bool):
             values[name] = given
+        elif is_flag(name):
+            chosen = [part == "true" for part in given.split(",")]
+            values[name] = chosen[0] if len(chosen) == 1 else chosen
         elif several and not is_list(name) and "," in given:
             values[name] = [from_text(name, part.strip()) for part in given.split(",")]
         else:
@@ -97,6 +116,14 @@ def _option(name: str, several: bool) -> inspect.Parameter:
         declaration = typer.Option(option, help=_help(name, several), metavar=metavar)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, declaration]
+    )
+
+
+def _values_option(name: str) -> inspect.Parameter:
+    """Returns the hidden option that `flags_with_values` names."""
+    option = typer.Option("--" + (name + VALUES).replace("_", "-"), hidden=True)
+    return inspect.Parameter(
+        name + VALUES, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )
 
 

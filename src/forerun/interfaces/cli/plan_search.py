@@ -17,7 +17,7 @@ from forerun.answers.analysis.what_if import WhatIf, sensitivities
 from forerun.answers.search.heat import DATA_PARALLEL, HeatMap, heat_map, telling_maps
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.search import limited, search
-from forerun.answers.search.space import make_space
+from forerun.answers.search.space import make_spaces
 from forerun.answers.search.sweep import sweep
 from forerun.answers.search.why import Verdict, why
 from forerun.common.errors import ForerunError, UnknownName
@@ -64,6 +64,8 @@ class Question:
     batches: tuple[int, ...]
     options: Mapping[str, Any]
     """arguments of `search`"""
+    choices: tuple[str, ...]
+    """stacks whose best plans stand beside those that are ranked"""
     names: tuple[str, str]
     """model and cluster as the user wrote them"""
     place: str
@@ -141,9 +143,9 @@ def single_search(question: Question, shown: Shown, launch: LaunchOptions) -> bo
     alone = None
     if asked is not None:
         fixed, on_network = {**options["fixed"], **asked}, options["network"] is not None
-        alone = make_space(*place, fixed, options["limits"], options["space"], on_network)
+        alone = make_spaces(*place, fixed, options["limits"], options["space"], on_network)[0]
     with progress_bar("simulating") as advance:
-        result = search(*place, keep=top, progress=advance, **options)
+        result = search(*place, keep=top, progress=advance, choices=question.choices, **options)
     verdict = None if asked is None or alone is None else why(result, asked, alone)
     suggested = _suggested(question, result, top) if shown.suggest_anchor else None
     if shown.csv is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from forerun.answers.analysis.loop_time import LoopTime
 from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.search.choices import Choice
 from forerun.answers.search.front import Front
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.sweep import Sweep, tokens_per_s
@@ -89,12 +90,19 @@ def search_record(result: SearchResult, top: int) -> dict[str, Any]:
         "impossible_examples": dict(result.impossible_examples),
         "out_of_memory": result.out_of_memory,
         "nearest_miss": result.too_large[0].reason if result.too_large else None,
+        "choices": [choice_record(each) for each in result.choices],
         "simulated": result.simulated,
         "proof": result.proof,
         "runtime_histogram": [bin_record(each) for each in runtime_histogram(result)],
         "best": best[0] if best else None,
         "top": best,
     }
+
+
+def choice_record(choice: Choice) -> dict[str, Any]:
+    """Returns what a single choice is worth: the best plan with it, and the one that it is compared with."""
+    plans = {"best": prediction_record(choice.best), "instead": prediction_record(choice.instead)}
+    return {"field": choice.field, "value": choice.value, "caution": choice.caution} | plans
 
 
 def front_record(front: Front) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from forerun.interfaces.report.histogram import runtime_histogram
 from forerun.interfaces.report.wording import (
     RENAMED,
     SAME,
+    choice_words,
     dollars,
     log_line,
     mark,
@@ -51,6 +52,7 @@ def print_search(out: Console, result: SearchResult, top: int, flops_per_token: 
         out.print(_ranking(result, top))
         for note in notes_on(result.top(top)):
             out.print(note)
+        _print_choices(out, result)
         out.print()
         print_histogram(out, runtime_histogram(result))
         out.print()
@@ -65,7 +67,7 @@ def print_search(out: Console, result: SearchResult, top: int, flops_per_token: 
         out.print()
         _print_front(out, result.front)
     out.print()
-    print_title(out, f"Best by {result.objective}: {_words(best)}")
+    print_title(out, f"Best by {result.objective}: {plan_words(best.own_plan(), with_stack=len(result.stacks) > 1)}")
     _print_best(out, best, flops_per_token, again)
 
 
@@ -178,7 +180,7 @@ def _ranking(result: SearchResult, top: int) -> Table:
     rows = (
         (
             str(rank),
-            _words(prediction),
+            plan_words(prediction.own_plan(), with_stack=len(result.stacks) > 1),
             seconds(prediction.step_time_s),
             rate(prediction.tokens_per_s_per_gpu),
             percent(prediction.mfu),
@@ -190,6 +192,16 @@ def _ranking(result: SearchResult, top: int) -> Table:
         for rank, prediction in enumerate(result.top(top), 1)
     )
     return make_table("rlrrrrrrr", headings, rows, whole="r")
+
+
+def _print_choices(out: Console, result: SearchResult) -> None:
+    """Print what single choices are worth."""
+    if not result.choices:
+        return
+    out.print()
+    print_title(out, "What single choices are worth, each with its best plan")
+    for choice in result.choices:
+        out.print(Padding(choice_words(choice), (0, 0, 0, 2)))
 
 
 def _words(prediction: Prediction) -> str:

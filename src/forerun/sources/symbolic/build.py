@@ -30,6 +30,7 @@ from forerun.sources.symbolic.layered import staged_layers
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.optimizer import optimizer_block, resident_bytes
 from forerun.sources.symbolic.pipeline import Wires
+from forerun.sources.symbolic.repeated_turns import RepeatedTurns
 from forerun.sources.symbolic.schedule import Action, Turn, rank_stages, rank_turns, stage_rank
 from forerun.sources.symbolic.segments import in_turns
 from forerun.sources.symbolic.steps import Around, Part, Steps
@@ -199,7 +200,10 @@ class _Builder:
             microbatches[action.stage].append(action.microbatch)
         ends = {stage: (min(some), max(some)) for stage, some in microbatches.items()}
         blocking = plan.pp > 1 and not self.kernels.stack.p2p_overlap
+        known = RepeatedTurns(order, ends)
         for i, turn in enumerate(order):
+            if known.repeat(steps, i):
+                continue
             steps.now = turn[0].microbatch
             self._receive(steps, order, i, blocking)
             if len(turn) > 1:
@@ -208,6 +212,7 @@ class _Builder:
                 self._alone_in_turn(steps, turn[0], stages[turn[0].stage], ends[turn[0].stage])
             for action in turn:
                 self._send(steps, action)
+            known.keep(steps, i)
         return steps
 
     def _alone_in_turn(self, steps: Steps, action: Action, parts: list[Part], ends: tuple[int, int]) -> None:

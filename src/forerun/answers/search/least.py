@@ -1,0 +1,60 @@
+"""Lower bounds of the memory of units, from which many plans are discarded before their own units are built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from forerun.answers.search.space_table import SpaceTable
+from forerun.answers.search.unit_runs import UnitRuns, UnitSizes
+from forerun.core.program.types import I64
+from forerun.describe.plan.plan import Plan
+from forerun.sources.symbolic.fsdp_units import EMBEDDING, HEAD
+
+_BUILT = (1, 2)
+"""micro batches whose units are built; the memory of larger ones follows, as activations grow with the samples"""
+_SURE = 0.999
+"""share of that growth that is certain, as the allocator rounds sizes up"""
+
+
+class LeastSizes:
+    """Answers a lower bound of the memory of a plan's units, for plans that recompute every layer.
+
+    What a layer keeps is its input, whatever brings tokens to its experts. What its backward pass adds is left out.
+    """
+
+    def __init__(self, runs: UnitRuns) -> None:
+        self._runs = runs
+
+    def __call__(self, plan: Plan) -> UnitSizes:
+        """Returns the bound for the units of `plan`."""
+        plan = replace(plan, dispatcher="auto", expert_overlap=False, pp_schedule="1F1B", virtual_stages=1)
+        if plan.micro_batch <= _BUILT[-1]:
+            return self._ends_only(self._runs.sizes(plan))
+        fewer, more = (self._runs.sizes(replace(plan, micro_batch=n)) for n in _BUILT)
+        times = (plan.micro_batch - _BUILT[-1]) / (_BUILT[1] - _BUILT[0])
+        kept, rise = (_extended(getattr(fewer, name), getattr(more, name), times) for name in ("kept", "backward_rise"))
+        return self._ends_only(replace(more, kept=kept, backward_rise=rise))
+
+    @staticmethod
+    def _ends_only(sizes: UnitSizes) -> UnitSizes:
+        """Returns the sizes without what the backward passes of layers add."""
+        rise = np.zeros_like(sizes.backward_rise)
+        rise[[EMBEDDING, HEAD]] = sizes.backward_rise[[EMBEDDING, HEAD]]
+        return replace(sizes, backward_rise=rise)
+
+
+def recomputing(table: SpaceTable, what: str) -> SpaceTable:
+    """Returns the plans of `table` with activation checkpointing `what` of whole layers."""
+    variants, every = table.variants, np.ones(len(table.variants), np.bool_)
+    if not len(variants):
+        return table
+    variants = variants.with_values("activation_checkpointing", every, what)
+    return replace(table, variants=variants.with_values("recompute_modules", every, ()))
+
+
+def _extended(fewer: I64, more: I64, times: float) -> I64:
+    """Returns the bytes of larger micro batches: those of `more`, and what it adds to `fewer`, `times` again."""
+    grown: I64 = (more + np.maximum(0, more - fewer) * times * _SURE).astype(np.int64)
+    return grown
