@@ -72,7 +72,7 @@ def test_choices_are_the_best_plans_of_other_searches():
     assert worth["stack", "megatron-core"].best == found("megatron-core").best
     assert worth["stack", "megatron-bridge"].best == found("megatron-bridge").best
     assert worth["compile", "off"].best == found("torchtitan", compile=False).best
-    assert {each.instead for each in result.choices} == {result.best}
+    assert all(each.instead == result.best for each in result.choices)
     assert {key for key, each in worth.items() if each.caution} >= {("stack", "megatron-bridge")}
     precise = worth["precision", "fp8 (rowwise)"]
     assert precise.best.own_plan() == replace(result.best.own_plan(), precision="fp8", fp8_recipe="rowwise")

@@ -14,7 +14,7 @@ import numpy as np
 from forerun.answers.search.orders import Groups
 from forerun.common.units import PS_PER_S
 from forerun.core.cost.measured import Measured
-from forerun.core.cost.step_costs import Launching, step_costs
+from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
 from forerun.core.engine.simulate import simulate
 from forerun.core.memory.profile import profile
 from forerun.core.network.network_file import Network
@@ -176,16 +176,21 @@ class BuiltUnits:
         )
         free = np.zeros_like(costs.issue_ps)
         # copies to and from the host, and with expert_overlap exchanges of tokens, run beside other units
-        beside = self._program.ops.is_host_copy
+        duration_ps = np.where(self._program.ops.is_host_copy, 0, costs.duration_ps)
         if plan.expert_overlap:
-            axis = self._axes.index("ep")
-            beside = beside | (self._program.ops.is_collective & (self._program.ops.group == axis))
-        duration_ps = np.where(beside, 0, costs.duration_ps)
+            exchanges = self._program.ops.is_collective & (self._program.ops.group == self._axes.index("ep"))
+            duration_ps = np.where(exchanges, duration_ps * _hidden_share(costs), duration_ps).astype(np.int64)
         timeline = simulate(self._flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
         out = np.zeros((3, n_unit_kinds(self._model)))
         for (kind, number), place in self._passes.items():
             out[number, kind] = int(timeline.class_end_ps[place]) / PS_PER_S
         return UnitTimes(*out)
+
+
+def _hidden_share(costs: StepCosts) -> float:
+    """Returns the least part of an exchange that lengthens a step: beside it every kernel runs slower."""
+    slow = costs.slow_compute[~costs.network_op & (costs.duration_ps > 0)].min(initial=1.0)
+    return float(slow / (1.0 + slow))
 
 
 def _left(block: Block) -> int:
