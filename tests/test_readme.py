@@ -42,7 +42,7 @@ def test_commands_and_options_that_are_named_exist():
     known = OWN_OPTIONS | {"--" + name.replace("_", "-") for name in MEANINGS}
     for page in (ROOT / "README.md", ROOT / "docs" / "cli.md"):
         text = page.read_text(encoding="utf-8")
-        options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+        options = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text))
         assert options <= known, page.name
         for command in re.findall(r"`forerun ([^`]+)`", text):
             assert shlex.split(command)[0].rstrip(",") in {*COMMANDS, "COMMAND"}, page.name

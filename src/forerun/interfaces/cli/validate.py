@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,12 +16,15 @@ from rich.progress import Progress
 from forerun.answers.analysis.predict import predict
 from forerun.common.errors import ForerunError
 from forerun.describe.model.architecture_table import load_architectures
+from forerun.describe.model.spec import ModelSpec
 from forerun.evidence.fitting.own_runs import CHOICES, Choice, run_with_anchors
-from forerun.evidence.validation.hardware import read_hardware
+from forerun.evidence.validation.hardware import Hardware, read_hardware
 from forerun.evidence.validation.left_out import left_out as judge_left_out
 from forerun.evidence.validation.left_out import read_left_out
+from forerun.evidence.validation.rank_table import print_ranks, ranks_record
+from forerun.evidence.validation.ranks import published_ranks
 from forerun.evidence.validation.report import Report, build_report
-from forerun.evidence.validation.rows import read_measurements
+from forerun.evidence.validation.rows import Measurement, read_measurements
 from forerun.evidence.validation.run import RowResult, run, write_predictions
 from forerun.evidence.validation.tables import print_report
 from forerun.interfaces.cli.option_groups import grouped
@@ -84,6 +87,12 @@ def validate(
         ),
     ] = None,
     split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
+    rank: Annotated[
+        bool, typer.Option("--rank", help="Say where the measured plans stand in the lists of plans that search finds.")
+    ] = False,
+    rank_rows: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="With --rank, only rows in whose id or model this text occurs.")
+    ] = None,
 ) -> None:
     """Predict every measured configuration and print how far the predictions are off."""
     rows, tables = [row for path in measurements for row in read_measurements(path)], ", ".join(map(str, measurements))
@@ -96,6 +105,9 @@ def validate(
     choice = None if with_anchor is None else _choice(with_anchor)
     apart = None if left_out is None else read_left_out(left_out)
     architectures, hosts = load_architectures(models), read_hardware(hardware)
+    if rank:
+        _rank(rows, architectures, hosts, rank_rows, output)
+        return
     if traced.traced:
         traced.judge(rows, architectures, hosts, output.as_json)
         return
@@ -116,6 +128,25 @@ def validate(
     output.show(report, choice)
     if report["rows"]["faults"]:
         raise typer.Exit(1)
+
+
+def _rank(
+    rows: Sequence[Measurement],
+    architectures: Mapping[str, ModelSpec],
+    hosts: Hardware,
+    only: str | None,
+    output: OutputOptions,
+) -> None:
+    """Finds and prints the ranks of measured plans."""
+    chosen = [row for row in rows if only is None or only in row.id or only in row.model]
+    with Progress(console=Console(stderr=True), transient=True, disable=output.as_json) as progress:
+        task = progress.add_task("searching", total=None)
+        ranks = published_ranks(chosen, architectures, hosts, predict, lambda: progress.advance(task))
+    if output.as_json:
+        print(json.dumps(ranks_record(ranks), indent=2))
+        return
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    print_ranks(ranks, Console(width=width, markup=False, highlight=False))
 
 
 def _choice(name: str) -> Choice:

@@ -1,0 +1,104 @@
+"""Where the plans that experts published stand among all plans for the same question.
+
+For each published run the search has the same model, cluster, stack, GPUs and batch, and whatever else of the plan a
+search does not vary. The published plan is predicted as it is, and its rank is one more than the number of plans that
+are faster and fit. A rank above the number of places that were proved is a lower bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from forerun.answers.search.search import search
+from forerun.common.errors import ForerunError
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.fields import FIELD_TYPES
+from forerun.describe.plan.plan import Plan
+from forerun.evidence.validation.hardware import Hardware
+from forerun.evidence.validation.metrics import measured_time_s
+from forerun.evidence.validation.rows import Measurement
+from forerun.evidence.validation.run import Predictor, run
+
+PLACES = 5
+"""places that are proved; an expert's plan should be among them"""
+NEAR = 0.03
+"""share by which an expert's plan may be slower than the best and still count as near"""
+_FREE = {
+    *("micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero_stage"),
+    *("reshard_after_forward", "pp_schedule", "virtual_stages", "activation_checkpointing", "selective_policy"),
+    *("recompute_modules", "expert_overlap", "dispatcher", "checkpoint_every", "layers_per_stage", "balance_ends"),
+    *("sequence_parallel", "seq_len", "mesh_order", "optimizer_impl", "activation_offload"),
+}
+"""plan fields that a search chooses, or that follow from its question"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """The place of one published plan."""
+
+    row: Measurement
+    plan: Plan
+    step_time_s: float
+    """predicted time of the published plan"""
+    fits: bool
+    rank: int
+    """1 for the best; PLACES + 1 where at least that many plans are faster"""
+    best: Plan
+    best_s: float
+
+    @property
+    def behind(self) -> float:
+        """Share by which the published plan is slower than the best; negative where it is faster than all that fit."""
+        return self.step_time_s / self.best_s - 1
+
+    @property
+    def is_near(self) -> bool:
+        """Returns whether the plan is among the proved places or nearly as fast as the best."""
+        return self.rank <= PLACES or self.behind <= NEAR
+
+
+def published_ranks(
+    rows: Iterable[Measurement],
+    models: Mapping[str, ModelSpec],
+    hardware: Hardware,
+    predictor: Predictor,
+    progress: Callable[[], object] = lambda: None,
+) -> list[Rank]:
+    """Returns the rank of the fastest measured plan of each model, device, framework, GPUs and batch, in their order.
+
+    Rows of one GPU and rows that can't be predicted are left out, and so are rows of tier C.
+    """
+    asked: dict[tuple[object, ...], Measurement] = {}
+    for row in rows:
+        if row.tier in ("A", "B") and row.outcome == "ok" and (row.n_gpus or 0) > 1 and measured_time_s(row):
+            key = (row.model, row.gpu, row.n_gpus, row.framework, row.seq_len, row.global_batch_seqs, row.precision)
+            known = asked.get(key)
+            if known is None or (measured_time_s(row) or 0.0) < (measured_time_s(known) or 0.0):
+                asked[key] = row
+    found = []
+    for row in asked.values():
+        rank = _rank(row, models, hardware, predictor)
+        progress()
+        if rank is not None:
+            found.append(rank)
+    return found
+
+
+def _rank(row: Measurement, models: Mapping[str, ModelSpec], hardware: Hardware, predictor: Predictor) -> Rank | None:
+    (result,) = run([row], models, hardware, predictor)
+    if result.prediction is None or result.inputs is None:
+        return None
+    model, plan, cluster = result.inputs.model, result.inputs.plan, result.inputs.cluster
+    fixed = {name: getattr(plan, name) for name in FIELD_TYPES if name not in _FREE}
+    try:
+        place = (model, cluster, plan.world_size, plan.seq_len, plan.global_batch)
+        listed = search(*place, fixed=fixed, keep=PLACES, workers=1).top(PLACES)
+    except ForerunError:  # the stack has no search, or none of its plans can run
+        return None
+    if not listed:
+        return None
+    time_s = result.prediction.step_time_s
+    faster = sum(other.step_time_s < time_s * (1 - 1e-9) for other in listed)
+    best = listed[0]
+    return Rank(row, plan, time_s, result.prediction.fits, faster + 1, best.own_plan(), best.step_time_s)
