@@ -25,7 +25,17 @@ OWN_OPTIONS = {
     *("--every", "--checkpoint-mode", "--storage"),
     *("--warm-up", "--steps"),
     *("--max-slowdown", "--max-growth"),
-    *("--traced", "--programs", "--download", "--traces", "--trace-workers", "--trace-limit", "--only", "--markdown"),
+    *(
+        "--rank-rows",
+        "--traced",
+        "--programs",
+        "--download",
+        "--traces",
+        "--trace-workers",
+        "--trace-limit",
+        "--only",
+        "--markdown",
+    ),
     "--mode",  # of the script that README.md traces
 }
 
