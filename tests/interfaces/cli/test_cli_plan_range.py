@@ -47,7 +47,7 @@ def test_a_range_has_a_row_for_each_search(plan, tmp_path):
     best = next(row for row in rows if row["best"] == "yes")
     assert max(float(row["tokens_per_s"]) for row in rows) == float(best["tokens_per_s"])
     assert f"Best by tokens: {best['n_gpus']} GPUs, batch {best['global_batch']}: " in out
-    assert "\n  16 GPUs, batch 64: dp_shard" in out
+    assert "\n  16 GPUs, batch 64: FSDP=" in out
     assert "forerun predict gpt2-small" in out
     assert max(map(len, out.split("In detail:")[0].splitlines())) <= 80
     assert "..." not in out

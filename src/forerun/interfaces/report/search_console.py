@@ -16,6 +16,7 @@ from forerun.answers.search.front import Front
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.sweep import Sweep, SweepPoint, tokens_per_s
 from forerun.answers.search.why import Verdict
+from forerun.describe.stacks.catalog import DEFAULT_STACK
 from forerun.interfaces.report.console import (
     make_table,
     print_figures,
@@ -205,7 +206,8 @@ def _print_choices(out: Console, result: SearchResult) -> None:
 
 
 def _words(prediction: Prediction) -> str:
-    return plan_words(prediction.own_plan())
+    plan = prediction.own_plan()
+    return plan_words(plan, with_stack=plan.stack != DEFAULT_STACK)
 
 
 def _print_counts(out: Console, result: SearchResult) -> None:
