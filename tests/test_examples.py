@@ -10,7 +10,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 PROMISED = {
     "predict_one": ["step time", "tokens/s/GPU", "MFU", "matmul"],
-    "plan_llama": ["considered", "dp_shard", "out of memory, by the largest part"],
+    "plan_llama": ["considered", "ZeRO-1=", "out of memory, by the largest part"],
     "own_experiment": ["mixer-12: step", "iterations that GPU 3 slows: 50, from 50 on", "bottleneck: network"],
     "compare_clusters": ["h100-sxm", "b200", "my-h100s", "tokens/s/GPU"],
     "own_patterns": ["nccl", "parameter_server", "Butterfly", "in_the_switch", "MFU"],

@@ -59,7 +59,7 @@ def test_of_several_plans_the_most_promising_is_told():
 @pytest.mark.parametrize(
     ("wanted", "text"),
     [
-        ({"tp": 8}, "impossible, attention heads do not split over tp (24 of 24): 12 attention heads"),
+        ({"tp": 8}, "impossible, attention heads do not split over tp (12 of 12): 12 attention heads"),
         ({"tp": 16}, "the degrees do not divide 8 GPUs"),
         ({"pp": 3}, "the degrees do not divide 8 GPUs"),
         ({"prefetch": 2}, "possible, but outside of the space that was searched"),
