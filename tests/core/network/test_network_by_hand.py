@@ -11,7 +11,7 @@ import pytest
 from forerun.core.cost.profile import load_profile
 from forerun.core.network import group_traffic
 from forerun.core.network.alpha_beta import AlphaBeta, ring_line, steps_of, tree_line
-from forerun.core.network.constants import Crowding, HostPath, fabrics
+from forerun.core.network.constants import HostPath, fabrics
 from forerun.core.network.gradient_compression import TopK
 from forerun.core.network.group_traffic import Layout
 from forerun.core.network.lines import Lines
@@ -184,9 +184,7 @@ def test_of_two_equal_lines_either_is_a_little_faster() -> None:
     assert float(Lines((1.0, 1.0), (2.0, 2.0)).seconds(np.array(3.0))) == pytest.approx(7 / 2 ** (1 / 8))
 
 
-def test_factors_of_crowding_and_of_host_memory() -> None:
-    crowding = Crowding(nodes=8, loss=0.1)
-    assert [crowding.factor(nodes) for nodes in (1, 8, 16, 64)] == pytest.approx([1, 1, 1.1, 1.3])
+def test_factors_of_host_memory() -> None:
     path = HostPath(pair_gb_s=20, power=2)
     assert path.share(known=2, gpus=8) == pytest.approx(1 / 16)
 

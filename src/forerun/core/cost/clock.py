@@ -7,12 +7,15 @@ Short kernel benchmarks don't show that, and long ones do. With x the clock of a
 
 Kernels of all kinds run at that clock, because the limit holds for the mean of some tens of milliseconds, in which a
 step of a large model hardly does anything but products.
+
+Equal GPUs differ in what their chips draw, and so in that clock. GPUs that train together wait for the slowest of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from statistics import NormalDist
 from typing import TypeVar
 
 from forerun.common.shipped import shipped
@@ -21,6 +24,7 @@ from forerun.core.cost.gemm import GemmRates, gemm_rates
 from forerun.describe.cluster.types import Device
 
 _PICO = 1e-12
+_FEWEST = 2
 _STANDS_FOR_ALL = "bf16"
 _UNIT_OF = {"fp8_block": "fp8", "mxfp8": "fp8"}
 
@@ -44,6 +48,8 @@ class PowerConstants:
     """power of the clock with which dynamic power grows"""
     least_clock: float
     """lowest clock over the highest one"""
+    spread: float
+    """standard deviation of the clocks of equal GPUs, over their mean"""
     architectures: dict[str, Draw] = field(hash=False)
     source: str
 
@@ -73,6 +79,18 @@ def clock(device: Device, dtype: str) -> float | None:
     product_w = draw.pj_per_flop[unit] * _PICO * gemm_rates(device, unit).flops_per_s
     left = max(device.power_w - draw.idle_w, 0.0) / product_w
     return min(1.0, max(constants.least_clock, float(left ** (1.0 / constants.exponent))))
+
+
+@lru_cache(maxsize=256)
+def slowest_clock(n_gpus: int) -> float:
+    """Returns the clock of the slowest of `n_gpus` equal GPUs over their mean: 1 for one GPU, 0.94 for 400.
+
+    Clocks are normally distributed; the least of n lies at the quantile (n - 3/8) / (n + 1/4) (G. Blom, 1958).
+    """
+    if n_gpus < _FEWEST:
+        return 1.0
+    deviations = NormalDist().inv_cdf((n_gpus - 0.375) / (n_gpus + 0.25))
+    return 1.0 / (1.0 + power_constants().spread * deviations)
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.common.units import PS_PER_S, PS_PER_US
+from forerun.core.cost.clock import slowest_clock
 from forerun.core.cost.gradient_exchange import exchange_s, priced_rows, wires_of
 from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.link_demand import link_demand
@@ -93,15 +94,16 @@ def step_costs(
 ) -> StepCosts:
     """Returns the costs of `ops` in a run of `n_gpus` GPUs of `cluster` under `stack`.
 
-    Collectives run on `network` if given. Without it, none is faster than the path through host memory that GPUs
-    without peer access share; the stack's rates do not change that path. Times in `measured` replace all others and are
-    scaled neither by the clock of long steps nor by the stack's rates. Collectives that `pattern` prices ignore
-    `measured`, which holds times of NCCL's algorithms. Products in compiled regions are padded where that pays. Each
-    kernel pays the gap between two launches on the device; under CUDA graphs host time and gap are 0.
+    Products and attention run at the clock of the slowest GPU. Collectives run on `network` if given. Without it, none
+    is faster than the path through host memory that GPUs without peer access share; the stack's rates do not change
+    that path. Times in `measured` replace all others and are scaled neither by the clock of long steps nor by the
+    stack's rates. Collectives that `pattern` prices ignore `measured`, which holds times of NCCL's algorithms. Products
+    in compiled regions are padded where that pays. Each kernel pays the gap between two launches on the device; under
+    CUDA graphs host time and gap are 0.
     """
     rates = rates_of(cluster, stack)
-    left = 1.0 - launching.reserved_sms / cluster.device.multiprocessors
-    rates = replace(rates, gemm=rates.gemm * left, attention=rates.attention * left)
+    pace = slowest_clock(n_gpus) * (1.0 - launching.reserved_sms / cluster.device.multiprocessors)
+    rates = replace(rates, gemm=rates.gemm * pace, attention=rates.attention * pace)
     placed = None if network is None else on_topology(network, cluster, n_gpus)
     duration, calibrated = durations_ps(ops, groups, cluster, rates, placed, launching.compiled_ops)
     on_links = network is None

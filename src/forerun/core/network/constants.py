@@ -169,18 +169,6 @@ class AllToAll:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowding:
-    """Bandwidth that rings and trees lose on a fabric: none over `nodes` nodes or fewer, `loss` with each doubling."""
-
-    nodes: int
-    loss: float
-
-    def factor(self, nodes: int) -> float:
-        """Returns the time over `nodes` nodes over that without other flows."""
-        return 1.0 + self.loss * log2(max(nodes / self.nodes, 1.0))
-
-
-@dataclass(frozen=True, slots=True)
 class HostPath:
     """Bus bandwidth of each GPU where GPUs have no peer access and n of a node send at once through host memory."""
 
@@ -209,7 +197,6 @@ class Fabrics:
     efficiency_other: float
     most_nics: float
     """NICs of a node whose bandwidth the rings and trees of one collective reach together"""
-    crowding: Crowding
     host_path: HostPath
     measured_ranks: int
     """most ranks of a node that collectives inside one were measured on"""

@@ -224,7 +224,7 @@ def _switch_trees(nodes: int, ranks: int, link: Link, inside: float) -> Algorith
     """Trees between nodes whose switches take `inside` seconds per byte. Of two, each sends all bytes once."""
     far, tree = 1.0 if nodes == 2 else TREE_PASSES, fabrics().in_switch.tree.of(nodes, link.kind)
     latency = tree.tree_us(nodes, 0.0, 0.0, _extra_hop_us(link))
-    slope = slower(inside, far / _nics_bytes_per_s(link, nodes, ranks)) / tree.rate
+    slope = slower(inside, far / _nics_bytes_per_s(link, ranks)) / tree.rate
     return Algorithm("NVLSTree", ("Simple",), Lines((latency * _US,), (slope,)), 1.0, far / ranks)
 
 
@@ -232,7 +232,7 @@ def _fabric_switches(nodes: int, ranks: int, link: Link, inside: float, near: fl
     """Switches between nodes that add; `inside` a node takes seconds per byte, and each GPU sends `near` of them."""
     fabric = fabrics().in_switch.fabric
     latency = fabric.base_us + fabric.net_hop_us + _extra_hop_us(link)
-    slope = slower(inside, 1.0 / _nics_bytes_per_s(link, nodes, ranks)) / fabric.rate
+    slope = slower(inside, 1.0 / _nics_bytes_per_s(link, ranks)) / fabric.rate
     return Algorithm("CollNet", ("Simple",), Lines((latency * _US,), (slope,)), near, 1.0 / ranks)
 
 
@@ -252,18 +252,18 @@ def outer_link(cluster: Cluster, nodes: int) -> Link:
     )
 
 
-def wire_efficiency(link: Link, nodes: int = 1) -> float:
-    """The share of a link's rate between nodes that large transfers sustain, in rings and trees over `nodes` nodes."""
-    return fabrics().efficiency.get(link.kind, fabrics().efficiency_other) / fabrics().crowding.factor(nodes)
+def wire_efficiency(link: Link) -> float:
+    """The share of a link's rate between nodes that large transfers sustain."""
+    return fabrics().efficiency.get(link.kind, fabrics().efficiency_other)
 
 
-def _wire_bytes_per_s(link: Link, nodes: int = 1) -> float:
-    return link.bytes_per_s * wire_efficiency(link, nodes)
+def _wire_bytes_per_s(link: Link) -> float:
+    return link.bytes_per_s * wire_efficiency(link)
 
 
-def _nics_bytes_per_s(link: Link, nodes: int, ranks: int) -> float:
-    """Returns what rings and trees through `ranks` GPUs of each of `nodes` nodes send out of one."""
-    return min(ranks, fabrics().most_nics) * _wire_bytes_per_s(link, nodes)
+def _nics_bytes_per_s(link: Link, ranks: int) -> float:
+    """Returns what rings and trees through `ranks` GPUs of each node send out of it."""
+    return min(ranks, fabrics().most_nics) * _wire_bytes_per_s(link)
 
 
 def _extra_hop_us(link: Link) -> float:
@@ -296,7 +296,7 @@ def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measu
     """
     link, sent = outer_link(cluster, nodes), passes(kind, nodes * ranks)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, sent, cluster, measured)
-    wire, extra = _nics_bytes_per_s(link, nodes, ranks), _extra_hop_us(link)
+    wire, extra = _nics_bytes_per_s(link, ranks), _extra_hop_us(link)
     slope = slower(sent / wire, node_slope)
     protocols = [p.on(link.kind) for p in fabrics().ring]
     latency = tuple(p.ring_us(nodes, hop_count(ranks), rounds(kind), 0.0, extra) * _US for p in protocols)
@@ -308,7 +308,7 @@ def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectiv
     link = outer_link(cluster, nodes)
     around = passes(Collective.ALL_REDUCE, nodes * ranks)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured)
-    slope, extra = slower(TREE_PASSES / _nics_bytes_per_s(link, nodes, ranks), node_slope), _extra_hop_us(link)
+    slope, extra = slower(TREE_PASSES / _nics_bytes_per_s(link, ranks), node_slope), _extra_hop_us(link)
     protocols = [p.on(link.kind) for p in fabrics().tree]
     latency = tuple(p.tree_us(nodes, hop_count(ranks), 0.0, extra) * _US for p in protocols)
     return Lines(latency, tuple(slope / p.rate for p in protocols))

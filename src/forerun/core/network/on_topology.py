@@ -253,11 +253,11 @@ def sharing(op: NodeOp, ranks: int) -> float:
     return (r + op.kappa) / r
 
 
-def _efficiency(cluster: Cluster, nodes: int = 1) -> float:
+def _efficiency(cluster: Cluster) -> float:
     """`nccl.wire_efficiency` of what joins the nodes of `cluster`."""
     if len(cluster.links) > 1:
-        return wire_efficiency(cluster.links[-1], nodes)
-    return fabrics().efficiency_other / fabrics().crowding.factor(nodes)
+        return wire_efficiency(cluster.links[-1])
+    return fabrics().efficiency_other
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +319,7 @@ class _Loads:
         if pattern in ("direct", "hops"):
             far = 1.0 / _efficiency(self.cluster) / (fabrics().all_to_all.rate if pattern == "direct" else 1.0)
         else:
-            far = max(1.0, self.layout.per_node / fabrics().most_nics) / _efficiency(self.cluster, self.layout.nodes)
+            far = max(1.0, self.layout.per_node / fabrics().most_nics) / _efficiency(self.cluster)
         switches = self.added_in_nodes(Collective.ALL_REDUCE) if pattern == "switches" else None
         if switches is not None:
             return switches.link_gb_s / switches.lines[-1].bus_gb_s, far
