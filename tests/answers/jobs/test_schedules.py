@@ -173,6 +173,21 @@ def test_a_preempted_job_loses_what_a_restart_costs():
     assert paid == {"short": 20, "long": 115}
 
 
+def test_a_job_displaces_the_last_ones_and_the_others_stay_on_their_nodes():
+    jobs = [
+        Job("first", 4, 0, 100, priority=2),
+        Job("second", 4, 0, 100, priority=1),
+        Job("third", 4, 0, 100, priority=0),
+        Job("urgent", 8, 10, 20, priority=3),
+        Job("too wide", 12, 10, 5, priority=2),
+    ]
+    done = {one.job.name: one for one in schedule(jobs, Shape(1, 3, 4), "priority", "packed")}
+    assert done["first"].ran == ((0, 100),)
+    assert done["urgent"].ran == ((10, 30),)
+    assert done["too wide"].ran == ((100, 105),)
+    assert done["second"].ran == done["third"].ran == ((0, 10), (30, 100), (105, 125))
+
+
 def test_packed_jobs_stay_on_a_node_where_they_fit():
     jobs = [Job("three", 3, 0, 10), Job("two", 2, 0, 10), Job("six", 6, 0, 10)]
     ends = {one.job.name: one.end_s for one in schedule(jobs, Shape(1, 2, 4), "first-fit", "packed")}

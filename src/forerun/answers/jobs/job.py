@@ -27,18 +27,18 @@ class Progress:
     """A job in a simulation. `since_s` is when it last started, and None while it waits."""
 
     __slots__ = (
-        *("attained_s", "end_s", "gpus", "job", "number", "place", "preemptions", "queue", "resumes", "round"),
+        *("end_s", "gpus", "job", "number", "place", "preemptions", "queue"),
         *("ran_s", "since_s", "start_s", "version"),
     )
 
     def __init__(self, job: Job, number: int) -> None:
         self.job, self.number, self.gpus = job, number, job.gpus
         self.since_s: float | None = None
-        self.ran_s, self.attained_s = 0.0, 0.0
+        self.ran_s = 0.0
         self.start_s, self.end_s = inf, inf
-        self.preemptions = self.resumes = 0
+        self.preemptions = 0
         self.place: Placement = ()
-        self.queue, self.round, self.version = 0, -1, 0
+        self.queue, self.version = 0, 0
 
     def done_s(self, now_s: float) -> float:
         """Returns the seconds that it has run by now."""

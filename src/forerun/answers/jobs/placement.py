@@ -41,8 +41,8 @@ class Placer(ABC):
         """Takes the GPUs of a job back."""
 
     @abstractmethod
-    def clear(self) -> None:
-        """Takes the GPUs of all jobs back."""
+    def take(self, place: Placement, gpus: int) -> None:
+        """Takes GPUs of a place that was just released."""
 
     @abstractmethod
     def could_ever(self, gpus: int) -> bool:
@@ -63,9 +63,9 @@ class Counted(Placer):
         """Gives them back."""
         self.free += gpus
 
-    def clear(self) -> None:
-        """Frees all GPUs."""
-        self.free = self.shape.total
+    def take(self, place: Placement, gpus: int) -> None:
+        """Takes them again."""
+        self.free -= gpus
 
     def could_ever(self, gpus: int) -> bool:
         """Returns whether the cluster has as many."""
@@ -78,6 +78,9 @@ class Packed(Placer):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.of_node = [shape.gpus] * (shape.switches * shape.nodes)
+        """free GPUs of each node"""
+        self.nodes_with = [[0] * shape.gpus + [shape.nodes] for _ in range(shape.switches)]
+        """for each switch the number of nodes with 0, 1, ... free GPUs"""
         self._hopeless: set[int] = set()
         """numbers of GPUs that found no place since GPUs were last released"""
 
@@ -89,15 +92,16 @@ class Packed(Placer):
             nodes = range(switch * self.shape.nodes, (switch + 1) * self.shape.nodes)
             found = self._under(nodes, gpus)
             if found is not None:
-                for node, taken in found:
-                    self.of_node[node] -= taken
-                self.free -= gpus
+                self.take(found, gpus)
                 return found
         self._hopeless.add(gpus)
         return None
 
     def _under(self, nodes: range, gpus: int) -> Placement | None:
         whole, rest = divmod(gpus, self.shape.gpus) if gpus > self.shape.gpus else (0, gpus)
+        nodes_with = self.nodes_with[nodes.start // self.shape.nodes]
+        if nodes_with[-1] < whole or sum(nodes_with[rest:]) < whole + bool(rest):
+            return None
         idle = [node for node in nodes if self.of_node[node] == self.shape.gpus][:whole]
         if len(idle) < whole:
             return None
@@ -109,16 +113,17 @@ class Packed(Placer):
 
     def release(self, place: Placement, gpus: int) -> None:
         """Gives them back to their nodes."""
-        for node, taken in place:
-            self.of_node[node] += taken
-        self.free += gpus
+        self.take(tuple((node, -taken) for node, taken in place), -gpus)
         self._hopeless.clear()
 
-    def clear(self) -> None:
-        """Frees all nodes."""
-        self.of_node = [self.shape.gpus] * len(self.of_node)
-        self.free = self.shape.total
-        self._hopeless.clear()
+    def take(self, place: Placement, gpus: int) -> None:
+        """Takes them again on the same nodes."""
+        for node, taken in place:
+            free, nodes_with = self.of_node[node], self.nodes_with[node // self.shape.nodes]
+            nodes_with[free] -= 1
+            nodes_with[free - taken] += 1
+            self.of_node[node] = free - taken
+        self.free -= gpus
 
     def could_ever(self, gpus: int) -> bool:
         """Returns whether one switch has as many."""
@@ -137,11 +142,10 @@ class Spread(Packed):
         for node in sorted(range(len(self.of_node)), key=lambda node: -self.of_node[node]):
             share = min(left, self.of_node[node])
             taken.append((node, share))
-            self.of_node[node] -= share
             left -= share
             if not left:
                 break
-        self.free -= gpus
+        self.take(tuple(taken), gpus)
         return tuple(taken)
 
     def could_ever(self, gpus: int) -> bool:

@@ -224,7 +224,6 @@ class LeastAttained(Ranking):
 
     def __init__(self, limits_gpu_s: Sequence[float] = (3250.0, 7200.0)) -> None:
         self.limits = limits_gpu_s
-        self.waits: set[int] = set()
 
     def arrange(self, jobs: list[Progress], now_s: float) -> None:
         """Moves jobs whose service passes the limit of their queue to the end of the next one."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from forerun.answers.jobs.job import Job, Progress
-from forerun.answers.jobs.placement import Placer, Shape, placer
+from forerun.answers.jobs.placement import Counted, Placer, Shape, placer
 from forerun.answers.jobs.policies import Queue, Ranking, policy
 from forerun.common.errors import ForerunError
 
@@ -41,7 +42,7 @@ def schedule(
     """Returns what becomes of every job, in the order in which they end.
 
     Args:
-        resume_s: seconds that a preempted job, or one that moves to other nodes, loses when it runs again.
+        resume_s: seconds that a preempted job loses when it runs again.
 
     Raises:
         UnknownName: there is no such policy or placement.
@@ -60,7 +61,7 @@ class _Simulation:
         ordered = sorted(jobs, key=lambda job: job.submit_s)
         self.arriving = [Progress(job, number) for number, job in enumerate(ordered)][::-1]
         self.place, self.rule, self.resume_s = place, rule, resume_s
-        self.total, self.now_s, self.round = place.shape.total, 0.0, 0
+        self.total, self.now_s = place.shape.total, 0.0
         self.waiting: list[Progress] = []
         self.running: list[Progress] = []
         self.jobs: list[Progress] = []
@@ -103,31 +104,72 @@ class _Simulation:
 
     def _rank(self, rule: Ranking) -> float:
         """Gives the GPUs to the first jobs in the rule's order that fit, and takes them from the others."""
-        self.round += 1
         rule.arrange(self.jobs, self.now_s)
-        self.place.clear()
-        new: list[tuple[Progress, tuple[tuple[int, int], ...]]] = []
-        for job in self.jobs:
-            if not self.place.free:
-                break
-            place = self.place.place(job.gpus)
-            if place is None:
-                continue
-            job.round = self.round
-            if job.since_s is None or place != job.place:
-                new.append((job, place))
-        for job in [each for each in self.running if each.round != self.round]:
-            self._stop(job)
-            job.preemptions += 1
-            self.waiting.append(job)
-        for job, place in new:
-            if job.since_s is not None:
-                self._stop(job)
-            self._go(job, place)
-        if new:
-            self.waiting = [job for job in self.waiting if job.since_s is None]
+        if isinstance(self.place, Counted):
+            self._count()
+        else:
+            self._displace()
+        self.waiting = [job for job in self.jobs if job.since_s is None]
         rule.chosen(self.jobs)
         return rule.next_look_s(self.jobs, self.now_s)
+
+    def _count(self) -> None:
+        """Counts GPUs down the order; who runs and finds none left is preempted."""
+        free, chosen = self.total, set[int]()
+        for job in self.jobs:
+            if not free:
+                break
+            if job.gpus <= free:
+                free -= job.gpus
+                chosen.add(job.number)
+        for job in [each for each in self.running if each.number not in chosen]:
+            self.place.release(job.place, job.gpus)
+            self._preempt(job)
+        for job in self.jobs:
+            if job.number in chosen and job.since_s is None:
+                self.start(job)
+
+    def _displace(self) -> None:
+        """Starts waiting jobs down the order, each in the place of the last running ones behind it if it needs one.
+
+        Jobs that go on stay on their nodes. A job that finds no place even without all behind it displaces none.
+        """
+        behind = deque(job for job in self.jobs if job.since_s is not None)
+        held, stuck = sum(job.gpus for job in behind), set[int]()
+        for job in list(self.jobs):
+            if not held and not self.place.free:
+                return
+            if behind and job is behind[0]:
+                held -= behind.popleft().gpus
+            elif job.since_s is None and job.gpus <= self.place.free + held and job.gpus not in stuck:
+                left = self._make_room(job, behind)
+                if left is None:
+                    stuck.add(job.gpus)
+                else:
+                    held -= left
+
+    def _make_room(self, job: Progress, behind: deque[Progress]) -> int | None:
+        """Starts a job, displacing the last of `behind` as long as it finds no place; returns the GPUs they held.
+
+        Returns None, and nothing has changed, where it finds none.
+        """
+        displaced: list[Progress] = []
+        while not self.start(job):
+            if not behind:
+                for each in reversed(displaced):
+                    self.place.take(each.place, each.gpus)
+                    behind.append(each)
+                return None
+            last = behind.pop()
+            self.place.release(last.place, last.gpus)
+            displaced.append(last)
+        for each in displaced:
+            self._preempt(each)
+        return sum(each.gpus for each in displaced)
+
+    def _preempt(self, job: Progress) -> None:
+        self._stop(job)
+        job.preemptions += 1
 
     def start(self, job: Progress) -> bool:
         """Starts a waiting job if it finds a place; returns whether it did."""
