@@ -73,6 +73,7 @@ def test_axes_as_lists_name_every_plan_once(tmp_path):
     with (tmp_path / "plans.csv").open() as file:
         rows = list(csv.DictReader(file))
     keys = ("cp", "tp", "pp", "micro_batch", "activation_checkpointing", "pp_schedule", "virtual_stages")
+    keys = (*keys, "stack", "compile")
     replicated = [
         tuple(row[key] for key in keys)
         for row in rows

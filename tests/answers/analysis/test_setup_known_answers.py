@@ -19,6 +19,8 @@ from forerun.describe.model.layered import Kernel, Layer, LayeredModel, Traffic
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
 
+pytestmark = pytest.mark.usefixtures("equal_clocks")
+
 CLUSTER = load_cluster("a100-80gb-sxm")
 STACK = load_stack("pytorch-vision")
 QUIET = replace(STACK, issue_us=0.0, kernel_gap_us=0.0, step_us=0.0, overlap_slowdown=0.0, network_rate=1.0)

@@ -13,6 +13,8 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("equal_clocks")
+
 H100 = load_cluster("h100-sxm")
 MODEL = replace(load_model("gpt2-medium"), n_layers=4)
 PLAN = Plan(seq_len=512, micro_batch=4, dp_replicate=16)

@@ -19,6 +19,8 @@ from forerun.answers.experiment.scaling import cause_of, plan_at, request_at, sc
 from forerun.common.errors import ForerunError
 from forerun.describe.plan.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("equal_clocks")
+
 IDEAL = {"topology_type": "ideal"}
 
 

@@ -162,7 +162,7 @@ def test_more_nodes_than_a_link_joins_take_the_next_one_or_are_refused():
         seconds(Collective.ALL_GATHER, GIB, 5, 8, replace(h100, links=(h100.links[0], near)))
 
 
-def test_rings_and_trees_over_many_nodes_lose_bandwidth_and_transfers_do_not():
+def test_bytes_take_as_long_over_many_nodes_as_over_few():
     h100 = load_cluster("h100")
     size = 1e12
 
@@ -171,7 +171,5 @@ def test_rings_and_trees_over_many_nodes_lose_bandwidth_and_transfers_do_not():
         return seconds(kind, size, n_nodes, 8, h100) / moved
 
     for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
-        losses = [per_byte(kind, n_nodes) / per_byte(kind, 8) for n_nodes in (8, 16, 64, 256)]
-        assert losses == sorted(losses)
-        assert losses[1] > 1.05
+        assert per_byte(kind, 256) == pytest.approx(per_byte(kind, 8), rel=0.02)
     assert seconds(Collective.SEND_RECV, size, 64, 8, h100) == seconds(Collective.SEND_RECV, size, 2, 8, h100)

@@ -55,6 +55,8 @@ CHOICES = {
     "activation_checkpointing": ("none", "selective", "full"),
     "selective_policy": ("op", "mlp", "params"),
     "checkpoint_every": (1, 2),
+    "recompute_modules": ((), ("mlp",)),
+    "dispatcher": ("auto", "alltoall", "allgather"),
     "compile": (True, False),
     "compile_loss": (True, False),
     "graph_breaks": (False, True),

@@ -31,7 +31,9 @@ def test_a_store_changes_neither_tables_nor_files(tmp_path: Path, capsys: pytest
     assert printed[0] == printed[1] == printed[2]
     assert written[0] == written[1] == written[2]
     rows = list(csv.DictReader(written[0].decode().splitlines()))
-    assert sum(row["step_time_s"] != "" for row in rows) == stored(store) > 10
+    assert (
+        stored(store) >= sum(row["step_time_s"] != "" for row in rows) > 10
+    )  # other stacks and precisions are there too
     assert sorted(path.name for path in tmp_path.iterdir()) == ["all.csv", "plans.sqlite"]
 
 

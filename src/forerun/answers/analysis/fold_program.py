@@ -258,7 +258,7 @@ def _runs(foldable: Mask) -> list[tuple[int, int]]:
     out: list[tuple[int, int]] = []
     edges = np.flatnonzero(np.diff(foldable.astype(np.int8))) + 1
     for start, end in pairwise([0, *edges.tolist(), len(foldable)]):
-        if foldable[start]:
+        if start < end and foldable[start]:
             out.append((start, end))
         else:
             out += [(-1, step) for step in range(start, end)]

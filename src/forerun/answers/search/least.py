@@ -28,20 +28,22 @@ class LeastSizes:
         self._runs = runs
 
     def __call__(self, plan: Plan) -> UnitSizes:
-        """Returns the bound for the units of `plan`."""
+        """Returns the bound for the units of `plan`. A split backward pass is short, so that nothing is certain of it."""
+        split = plan.splits_backward
         plan = replace(plan, dispatcher="auto", expert_overlap=False, pp_schedule="1F1B", virtual_stages=1)
-        if plan.micro_batch <= _BUILT[-1]:
-            return self._ends_only(self._runs.sizes(plan))
+        if plan.micro_batch <= _BUILT[-1] or plan.activation_offload:  # its shares are of whole tensors
+            return self._ends_only(self._runs.sizes(plan), split)
         fewer, more = (self._runs.sizes(replace(plan, micro_batch=n)) for n in _BUILT)
         times = (plan.micro_batch - _BUILT[-1]) / (_BUILT[1] - _BUILT[0])
         kept, rise = (_extended(getattr(fewer, name), getattr(more, name), times) for name in ("kept", "backward_rise"))
-        return self._ends_only(replace(more, kept=kept, backward_rise=rise))
+        return self._ends_only(replace(more, kept=kept, backward_rise=rise), split)
 
     @staticmethod
-    def _ends_only(sizes: UnitSizes) -> UnitSizes:
-        """Returns the sizes without what the backward passes of layers add."""
+    def _ends_only(sizes: UnitSizes, split: bool) -> UnitSizes:
+        """Returns the sizes without what the backward passes of layers add, and where they are `split`, of all units."""
         rise = np.zeros_like(sizes.backward_rise)
-        rise[[EMBEDDING, HEAD]] = sizes.backward_rise[[EMBEDDING, HEAD]]
+        if not split:
+            rise[[EMBEDDING, HEAD]] = sizes.backward_rise[[EMBEDDING, HEAD]]
         return replace(sizes, backward_rise=rise)
 
 

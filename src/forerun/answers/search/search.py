@@ -129,7 +129,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         chosen = Spaces.of(make_spaces(*place, fixed, limits, space, network is not None), tally)
         if not len(chosen.table):
             raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-        bounds = Bounds(chosen, UnitRuns(model, cluster, network, measured))
+        bounds = Bounds(chosen, UnitRuns(model, cluster, network, measured, n_gpus))
         every = exhaustive or predictor is not predict
         run = Simulating(bounds, chosen.table, objective, keep, every, pareto is not None, tally)
         run.run(answers, progress)

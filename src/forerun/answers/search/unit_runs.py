@@ -62,7 +62,7 @@ class UnitSizes:
     weights: tuple[Weights, ...]
     """the parameters by UnitKind"""
     tied_elements: int
-    """elements of the matrix that embedding and head of a tied model share"""
+    """trained elements of the matrix that embedding and head of a tied model share"""
     border_bytes: int
     """bytes of the activations that go to the next stage"""
 
@@ -79,13 +79,20 @@ class UnitTimes:
 class UnitRuns:
     """Runs the units of the plans of one model on one cluster, or on a network of its GPUs.
 
-    `measured` holds times that replace those of the shipped model, as in the predictions that the bounds are for.
+    `measured` holds times that replace those of the shipped model, as in the predictions that the bounds are for. No
+    plan has fewer than `n_gpus` GPUs, which wait for the slowest of them.
     """
 
     def __init__(
-        self, model: ModelSpec, cluster: Cluster, network: Network | None = None, measured: Measured | None = None
+        self,
+        model: ModelSpec,
+        cluster: Cluster,
+        network: Network | None = None,
+        measured: Measured | None = None,
+        n_gpus: int = 1,
     ) -> None:
         self.model, self.cluster, self.network, self.measured = model, cluster, network, measured
+        self.n_gpus = n_gpus
         self._built: dict[tuple[Plan, bool], BuiltUnits] = {}
         self._times: dict[tuple[object, ...], UnitTimes] = {}
 
@@ -142,7 +149,8 @@ class BuiltUnits:
         self._program = Program(kernels.ops.build(), tuple(blocks), tuple(classes), kernels.groups, (), MODULES)
         self._flat = unfold(self._program)
         self._axes = tuple(kernels.group_index)
-        self._border_bytes, self._tied_elements = kernels.border_bytes, kernels.tied_elements
+        self._border_bytes = kernels.border_bytes
+        self._tied_elements = 0 if plan.lora_rank else kernels.tied_elements  # adapters leave it frozen
         self.sizes = self._sizes(found)
 
     def _sizes(self, found: Units) -> UnitSizes:
@@ -163,7 +171,7 @@ class BuiltUnits:
         """Returns the seconds of every pass with these groups. The host takes no time, so they are lower bounds."""
         plan, stack = self._plan, load_stack(self._plan.stack)
         groups = tuple(inside.get(axis, group) for axis, group in zip(self._axes, self._program.groups, strict=True))
-        n_gpus = max(plan.world_size, *(group.size * group.inner for group in inside.values()))
+        n_gpus = max(runs.n_gpus, plan.world_size, *(group.size * group.inner for group in inside.values()))
         costs = step_costs(
             self._program.ops,
             groups,

@@ -200,7 +200,10 @@ NAMINGS = (
     _usual("recompute_modules", (), lambda model, plan: plan.activation_checkpointing != "selective"),
     _as_stack(
         "selective_policy",
-        lambda model, plan: (plan.activation_checkpointing != "selective") | (plan.recompute_modules != ()),
+        lambda model, plan: (
+            (plan.activation_checkpointing != "selective")
+            | (plan.recompute_modules != ()) & (plan.selective_policy != "params")
+        ),
     ),
     _usual("checkpoint_every", 1, lambda model, plan: plan.activation_checkpointing == "none"),
     _usual(

@@ -133,7 +133,7 @@ def checked(name: str, value: object, place: str) -> object:
     try:
         if isinstance(value, bool) and not is_flag(name):  # pydantic takes True for the 1 of a Literal
             raise ValueError
-        if name in _ENTRIES and value not in _ENTRIES[name]():
+        if name in _ENTRIES and value not in list(_ENTRIES[name]()):
             raise ValueError
         return _adapter(FIELD_TYPES[name]).validate_python(tuple(value) if isinstance(value, list) else value)
     except ValueError:

@@ -44,7 +44,7 @@ def plans_by_bound(setup: Setup) -> list[tuple[float, Plan]]:
     except ForerunError:
         return []
     table = space.table(Tally())
-    screening = Screening(UnitRuns(model, setup.cluster, setup.network, setup.measured), plan.stack)
+    screening = Screening(UnitRuns(model, setup.cluster, setup.network, setup.measured, setup.n_gpus), plan.stack)
     screened, close = screening.run(table), TimeBound(screening)
     found = []
     for row in np.flatnonzero(~screened.too_large).tolist():
