@@ -28,7 +28,7 @@ class LeastSizes:
         self._runs = runs
 
     def __call__(self, plan: Plan) -> UnitSizes:
-        """Returns the bound for the units of `plan`. A split backward pass is short, so that nothing is certain of it."""
+        """Returns the bound for the units of `plan`, in which a split backward pass adds nothing for certain."""
         split = plan.splits_backward
         plan = replace(plan, dispatcher="auto", expert_overlap=False, pp_schedule="1F1B", virtual_stages=1)
         if plan.micro_batch <= _BUILT[-1] or plan.activation_offload:  # its shares are of whole tensors
@@ -40,7 +40,7 @@ class LeastSizes:
 
     @staticmethod
     def _ends_only(sizes: UnitSizes, split: bool) -> UnitSizes:
-        """Returns the sizes without what the backward passes of layers add, and where they are `split`, of all units."""
+        """Returns the sizes without what backward passes of layers add, and those of all units where they are split."""
         rise = np.zeros_like(sizes.backward_rise)
         if not split:
             rise[[EMBEDDING, HEAD]] = sizes.backward_rise[[EMBEDDING, HEAD]]
