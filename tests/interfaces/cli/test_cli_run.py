@@ -40,3 +40,11 @@ def test_a_users_file_is_read_and_mistakes_name_it(tmp_path, capsys):
     assert "mine.yaml: unknown key 'dayz'; did you mean days?" in capsys.readouterr().err
     assert run(["run", "lama-3-405b"]) == 2
     assert "did you mean llama-3-405b" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_said_before_any_work(tmp_path, capsys):
+    for option in ("--csv", "--report"):
+        assert run(["run", "bloom-176b", option, str(tmp_path / "none" / "x")]) == 2
+        shown = capsys.readouterr()
+        assert "there is no folder" in shown.err
+        assert not shown.out

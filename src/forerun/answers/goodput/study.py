@@ -237,10 +237,10 @@ def _best_interval(
     for _ in range(_ROUNDS):
         around = (middle_s * width ** (2.0 * i / (_INTERVALS - 1) - 1.0) for i in range(_INTERVALS))
         goodputs([max(least_s, each) for each in around])
-        middle_s, width = max(known, key=lambda each: known[each]), width ** (2.0 / (_INTERVALS - 1))
+        middle_s, width = max(known, key=lambda each: (known[each], each)), width ** (2.0 / (_INTERVALS - 1))
     by_hand = {"Young": young_interval_s(cost_s, mttf_s), "Daly": daly_interval_s(cost_s, mttf_s)}
     goodputs(list(by_hand.values()))
-    best_s = max(known, key=lambda each: known[each])
+    best_s = max(known, key=lambda each: (known[each], each))
     rows = [Interval("best", best_s, known[best_s])]
     rows += [Interval(name, each, known[each]) for name, each in by_hand.items()]
     return replace(request, save_every_s=best_s, searches_interval=False), tuple(rows)

@@ -16,7 +16,7 @@ from forerun.answers.jobs.trace_file import read_jobs
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
-from forerun.interfaces.cli.report_option import Report, check_report, typed
+from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
 from forerun.interfaces.report.console import console
 from forerun.interfaces.report.job_schedules import job_rows, print_schedules, schedules_document, schedules_record
 from forerun.interfaces.report.page import write_page
@@ -76,8 +76,7 @@ def cluster(
 ) -> None:
     """Schedule many jobs on one cluster: completion times, waiting and use of GPUs under each policy."""
     check_report(report)
-    if csv is not None and csv.is_dir():
-        raise ForerunError(f"{csv}: can't be written: it is a folder")
+    check_output(csv)
     request = nodes.changed(nodes.of_trace(source) if source.suffix == ".csv" else read_cluster(source))
     outcomes = compare(request)
     if csv is not None:

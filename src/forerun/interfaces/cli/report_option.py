@@ -23,9 +23,15 @@ Report = Annotated[
 
 def check_report(path: Path | None) -> None:
     """Raise ForerunError for a page that could not be written after all the work."""
+    if path is not None:
+        needs_plotly()
+        check_output(path)
+
+
+def check_output(path: Path | None) -> None:
+    """Raise ForerunError for a file that could not be written after all the work."""
     if path is None:
         return
-    needs_plotly()
     if not path.absolute().parent.is_dir():
         raise ForerunError(f"{path}: can't be written: there is no folder {path.parent}")
     if path.is_dir():

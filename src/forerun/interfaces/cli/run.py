@@ -10,10 +10,9 @@ import typer
 
 from forerun.answers.goodput.examples import example_names, load_run
 from forerun.answers.goodput.study import record_run, study_run
-from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
-from forerun.interfaces.cli.report_option import Report, check_report, typed
+from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
 from forerun.interfaces.report.console import console
 from forerun.interfaces.report.document_of_whole_run import whole_run_document
 from forerun.interfaces.report.page import write_page
@@ -47,8 +46,7 @@ def run(
 ) -> None:
     """Predict a run of days or weeks: goodput, time to train, failures, and what would improve it."""
     check_report(report)
-    if csv is not None and csv.is_dir():
-        raise ForerunError(f"{csv}: can't be written: it is a folder")
+    check_output(csv)
     request = load_run(source)
     with progress_bar("simulating runs") as advance:
         study = study_run(request, draws.runs, draws.seed, draws.jobs, gains, advance)

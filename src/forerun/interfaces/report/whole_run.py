@@ -115,7 +115,7 @@ def cost_words(study: RunStudy) -> str:
     if study.dollars is not None:
         parts.append(f"${dollars(study.dollars)}")
     if study.energy_mwh is not None:
-        parts.append(f"{study.energy_mwh:,.0f} MWh at the GPUs' power limit")
+        parts.append(f"{study.energy_mwh:,.3g} MWh at the GPUs' power limit")
     return ", ".join(parts)
 
 
