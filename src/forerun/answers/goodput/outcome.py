@@ -45,7 +45,7 @@ class Event(NamedTuple):
     start_s: float
     end_s: float
     what: str
-    """failure, recovery, save, maintenance, slow or resize"""
+    """failure, maintenance, slow or resize"""
     detail: str
 
 
