@@ -11,7 +11,8 @@ from forerun.answers.goodput.examples import load_run
 from forerun.answers.goodput.outcome import Outcome
 from forerun.answers.goodput.read import run_of
 from forerun.answers.goodput.request import RunRequest
-from forerun.answers.goodput.study import RunStudy, record_run, study_run
+from forerun.answers.goodput.study import RunStudy, study_run
+from forerun.answers.goodput.walk import walk
 from forerun.common.errors import ForerunError
 from forerun.interfaces.report.document_of_whole_run import whole_run_document
 from forerun.interfaces.report.page import write_page
@@ -52,7 +53,7 @@ class SimulatedRuns:
 
     def first(self) -> Outcome:
         """Returns the first of the runs with its events."""
-        return record_run(self.study.request, self.study.seed)
+        return walk(self.study.request, self.study.seed, record=True)
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Returns a row for each run. Needs pandas."""

@@ -55,7 +55,7 @@ class LemonsEntry(Entry):
 
 
 class FailuresEntry(Entry):
-    """What fails: a preset's causes times `rate`, and causes of the user's own."""
+    """The section says what fails: a preset's causes times `rate`, and causes of the user's own."""
 
     preset: str | None = None
     rate: NotNegative = 1.0

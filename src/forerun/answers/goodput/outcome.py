@@ -1,4 +1,4 @@
-"""What became of one run: where its time went, in the classes of badput that goodput reports use."""
+"""Outcome says where the time of one run went, in the classes of badput that goodput reports use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Spent(Enum):
-    """Where time goes that isn't useful steps. The value is the name in JSON and CSV."""
+    """Each member is a place where time goes that isn't useful steps. Its value is the name in JSON and CSV."""
 
     START = "start"
     SAVE = "save"

@@ -65,7 +65,7 @@ def _presets() -> Any:
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of the steps of a run, measured or predicted."""
+    """The step of a run as it is known, measured or predicted."""
 
     seconds: float
     tokens: float

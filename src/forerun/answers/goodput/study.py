@@ -53,7 +53,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a change of the system would do."""
+    """A change of the system and the effect that it would have."""
 
     change: str
     goodput: float
@@ -73,7 +73,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class RunStudy:
-    """What becomes of a run, over all seeds."""
+    """The outcomes of one run under different luck, and figures over all of them."""
 
     request: RunRequest
     seed: int
@@ -251,11 +251,6 @@ _Task = tuple[RunRequest, int, int]
 
 def _walk(task: _Task) -> Outcome:
     return walk(*task)
-
-
-def record_run(request: RunRequest, seed: int = 0) -> Outcome:
-    """Returns the first run under `seed` with its events."""
-    return walk(request, seed, record=True)
 
 
 def _check_work(request: RunRequest, runs: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -87,6 +88,22 @@ class JobsRequest:
     notes: tuple[str, ...] = ()
 
 
+def of_trace(path: str | Path, shape: Shape) -> JobsRequest:
+    """Returns the jobs of a CSV file on a cluster, with the usual policies. Raises as `read_jobs` does."""
+    jobs, notes = _traced(path)
+    usual = ClusterEntry(nodes=shape.nodes)
+    return JobsRequest(Path(path).stem, shape, jobs, tuple(usual.policies), usual.placement, usual.resume_s, notes)
+
+
+def check_names(policies: Sequence[str], placement: str) -> None:
+    """Raises UnknownName for a policy or a placement that there is not."""
+    for name in policies:
+        if name not in POLICIES:
+            raise UnknownName("scheduling policy", name, list(POLICIES))
+    if placement not in PLACERS:
+        raise UnknownName("placement", placement, list(PLACERS))
+
+
 def read_cluster(path: str | Path) -> JobsRequest:
     """Returns what a YAML or JSON file describes; a trace that it names lies beside it.
 
@@ -101,16 +118,10 @@ def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsR
     given = [name for name in ("trace", "jobs", "drawn") if getattr(entry, name)]
     if len(given) != 1:
         raise ForerunError(f"{place}: give one of trace (a CSV file), jobs (a list) and drawn (distributions)")
-    for name in entry.policies:
-        if name not in POLICIES:
-            raise UnknownName("scheduling policy", name, list(POLICIES))
-    if entry.placement not in PLACERS:
-        raise UnknownName("placement", entry.placement, list(PLACERS))
+    check_names(entry.policies, entry.placement)
     notes: tuple[str, ...] = ()
     if entry.trace is not None:
-        trace = read_jobs(folder / entry.trace)
-        jobs = trace.jobs
-        notes = (f"{trace.left_out:,} rows without a GPU or a duration are left out.",) if trace.left_out else ()
+        jobs, notes = _traced(folder / entry.trace)
     elif entry.drawn is not None:
         jobs = _drawn(entry.drawn, place)
     else:
@@ -118,6 +129,12 @@ def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsR
     shape = Shape(entry.switches, entry.nodes, entry.gpus_per_node)
     policies = tuple(dict.fromkeys(entry.policies))
     return JobsRequest(entry.name, shape, jobs, policies, entry.placement, entry.resume_s, notes)
+
+
+def _traced(path: str | Path) -> tuple[tuple[Job, ...], tuple[str, ...]]:
+    trace = read_jobs(path)
+    left_out = f"{trace.left_out:,} rows without a GPU or a duration are left out."
+    return trace.jobs, (left_out,) if trace.left_out else ()
 
 
 def _job(entry: JobEntry, place: str) -> Job:

@@ -1,4 +1,4 @@
-"""What a policy makes of the jobs of a cluster: completion times, waiting, use of the GPUs, fairness."""
+"""PolicyOutcome says what a policy makes of jobs: completion times, waiting, use of the GPUs, fairness."""
 
 from __future__ import annotations
 

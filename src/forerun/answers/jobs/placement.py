@@ -1,4 +1,4 @@
-"""Where the GPUs of a job lie: anywhere, or packed onto few nodes."""
+"""Placers decide where the GPUs of a job lie: anywhere, packed onto few nodes, or spread over many."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import floor, inf
 from typing import Protocol
 
@@ -100,13 +100,12 @@ class Ordered(Queue):
 
 
 class FairShare(Queue):
-    """The group that has used the least of its quota goes first; groups without a quota have equal ones.
+    """The group that has used the fewest GPU-seconds goes first.
 
     In each group jobs start in order of arrival. GPU-seconds count as used when a job starts.
     """
 
-    def __init__(self, quotas: Mapping[str, float] | None = None) -> None:
-        self.quotas = quotas or {}
+    def __init__(self) -> None:
         self.used: defaultdict[str, float] = defaultdict(float)
 
     def serve(self, view: View) -> None:
@@ -115,7 +114,7 @@ class FairShare(Queue):
         for job in view.waiting:
             groups.setdefault(job.job.group, deque()).append(job)
         while groups and view.free:
-            group = min(groups, key=lambda name: self.used[name] / self.quotas.get(name, 1.0))
+            group = min(groups, key=lambda name: self.used[name])
             job = groups[group].popleft()
             if view.start(job):
                 self.used[group] += job.gpus * job.job.duration_s

@@ -16,7 +16,7 @@ from forerun.common.errors import ForerunError
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """What became of a job."""
+    """A job with the times at which it ran."""
 
     job: Job
     start_s: float
@@ -48,11 +48,10 @@ def schedule(
         UnknownName: there is no such policy or placement.
         ForerunError: a job is larger than the cluster.
     """
-    place = placer(placement, shape)
+    place, rule = placer(placement, shape), policy(policy_name)
     for job in jobs:
         if not place.could_ever(job.gpus):
             raise ForerunError(f"job {job.name}: {job.gpus:,} GPUs have no place on {shape.total:,} under {placement}")
-    rule = policy(policy_name)
     return _Simulation(jobs, place, rule, resume_s).run()
 
 

@@ -45,7 +45,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class OfElements:
-    """What an optimizer does with a parameter element by element."""
+    """The work and the state of an optimizer for each element of a parameter."""
 
     tensors: int
     unfused: Unfused | None = None
@@ -90,7 +90,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class OfMatrices:
-    """What an optimizer does with the matrices of layers; `optimizers.yaml` explains the keys."""
+    """The work of an optimizer on whole matrices of layers; `optimizers.yaml` explains the keys."""
 
     dtype: str
     at_zero: Literal["owners", "flat"]

@@ -13,19 +13,35 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.attention import AttentionKernel, attention_choices, attention_kernel
-from forerun.describe.kernels.optimizers import OfMatrices, optimizer
 from forerun.describe.model.layer_types import SelfAttention
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.columns import Column, Plans, having, no, ranks_between, where
+from forerun.describe.plan.columns import Column, Plans, having, no
+from forerun.describe.plan.expert_rules import (
+    split_experts,
+    split_experts_why,
+    uneven_experts,
+    uneven_experts_why,
+    unpaired_overlap,
+    unpaired_overlap_why,
+)
 from forerun.describe.plan.fields import FIELD_TYPES, choices
 from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
 from forerun.describe.plan.recurrence import unsplit_scan, unsplit_scan_why
+from forerun.describe.plan.training_rules import (
+    of_matrices,
+    unfit_adapters,
+    unfit_adapters_why,
+    unfit_loss_chunks,
+    unfit_loss_chunks_why,
+    unfit_optimizer,
+    unfit_optimizer_why,
+    unfit_reference,
+    unfit_reference_why,
+)
 from forerun.describe.stacks.catalog import load_stack
 
 AnyModel = ModelSpec | LayeredModel
@@ -259,91 +275,6 @@ def _context_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     return f"cp {plan.cp} needs a flash attention kernel, not {_kernel(plan.stack, plan.attention)}"
 
 
-def _experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    cut = plan.ep * plan.etp > 1
-    if cut is False:  # also where no plan of a table has ep or etp above 1
-        return False
-    n_experts, width = (model.moe.n_experts, model.moe.expert_ffn) if model.moe else (1, 1)
-    uneven = (n_experts % plan.ep != 0) | (width % plan.etp != 0)
-    ranks = plan.fsdp * plan.tp
-    return cut & (uneven | (ranks % (plan.ep * plan.etp) != 0) | _uncut(plan))
-
-
-def _uncut(plan: Plans) -> Column:
-    """Says in which plans tp, cp and dp_shard, with axes between them, can't be cut into equal groups of experts."""
-
-    def uncut(order: str) -> Column:
-        inner, middle, outer = sorted(("tp", "cp", "dp_shard"), key=order.split("-").index)
-        first, second = (
-            ranks_between(plan, order, one, other) > 1 for one, other in ((inner, middle), (middle, outer))
-        )
-        a, b, c = (getattr(plan, axis) for axis in (inner, middle, outer))
-        runs = (
-            a * where(first, 1, b * where(second, 1, c)),
-            where(first, b * where(second, 1, c), 1),
-            where(second, c, 1),
-        )
-        broken: Column = False
-        for degree in (plan.etp, plan.ep):
-            left, rest = degree, []
-            for size in runs:
-                part = np.minimum(left, size)
-                broken |= (size % part != 0) | (left % part != 0)
-                left = left // part
-                rest.append(size // part)
-            broken |= left > 1
-            runs = (rest[0], rest[1], rest[2])
-        return broken
-
-    return having(plan.mesh_order, uncut)
-
-
-def _experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
-    if model.moe is None:
-        name = "ep" if plan.ep > 1 else "etp"
-        return f"{name} {getattr(plan, name)} needs a mixture of experts, {model.name} is dense"
-    if model.moe.n_experts % plan.ep:
-        return f"{model.moe.n_experts} experts are not divisible by ep {plan.ep}"
-    if model.moe.expert_ffn % plan.etp:
-        return f"the experts' width {model.moe.expert_ffn} is not divisible by etp {plan.etp}"
-    mesh = f"tp {plan.tp} x cp {plan.cp} x dp_shard {plan.dp_shard}"
-    taken = f"ep {plan.ep}" if plan.etp == 1 else f"etp {plan.etp} x ep {plan.ep}"
-    if plan.fsdp * plan.tp % (plan.ep * plan.etp):
-        return f"{taken} does not divide {mesh}"
-    return f"{taken} can't be cut out of {mesh} in mesh_order {plan.mesh_order}"
-
-
-def _split_experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    return plan.etp > 1
-
-
-def _split_experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
-    return (
-        f"etp {plan.etp}: Forerun places ranks that split an expert, but can't compute such an expert yet; use etp 1"
-        " and a larger ep"
-    )
-
-
-_OVERLAPPED = ("1F1B", "Interleaved1F1B", "DualPipeV", "DualPipe")
-"""schedules with a forward pass beside each backward pass of their steady state"""
-
-
-def _expert_overlap(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    schedule = (plan.pp > 1) & having(plan.pp_schedule, lambda name: name not in _OVERLAPPED)
-    alone = (plan.ep == 1) | (plan.n_microbatches == 1)
-    return plan.expert_overlap & (alone | schedule | plan.uses_fsdp | (plan.activation_offload != 0))
-
-
-def _expert_overlap_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
-    if plan.ep == 1 or plan.n_microbatches == 1:
-        return f"expert_overlap needs ep and n_microbatches above 1, got {plan.ep} and {plan.n_microbatches}"
-    if plan.uses_fsdp or plan.activation_offload:
-        return f"expert_overlap needs zero_stage below 3 and no activation_offload, got {plan.zero_stage} and" + (
-            f" {plan.activation_offload:g}"
-        )
-    return f"expert_overlap needs one of {', '.join(_OVERLAPPED)}, not {plan.pp_schedule}"
-
-
 # -- pipelines -----------------------------------------------------------------------------------------------
 
 
@@ -413,41 +344,6 @@ def _offload_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
     return f"offload params needs zero_stage 3 (parameters gathered when used), got {plan.zero_stage}"
 
 
-def _adapters(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    split = (plan.tp > 1) | (plan.ep > 1) | (plan.etp > 1)
-    scaled = having(plan.precision, lambda precision: precision in FP8_PRECISIONS)
-    other = having(plan.stack, lambda name: load_stack(name).parametrized) | having(
-        plan.lora_targets, lambda targets: not targets
-    )
-    return where(plan.lora_rank > 0, split | scaled | plan.autocast | other, plan.frozen_dtype != "wide")
-
-
-def _adapters_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
-    if not plan.lora_rank:
-        return f"frozen_dtype {plan.frozen_dtype} needs frozen weights: give lora_rank"
-    if not plan.lora_targets:
-        return "lora_rank needs lora_targets, the linear layers that have adapters"
-    if plan.tp * plan.ep * plan.etp > 1:
-        degrees = f"tp {plan.tp}, ep {plan.ep}, etp {plan.etp}"
-        return f"lora_rank runs with data, context and pipeline parallelism, not {degrees}"
-    if load_stack(plan.stack).parametrized:
-        return f"lora_rank: stack {plan.stack} gathers each parameter by itself; use one with FSDP or ZeRO"
-    return f"lora_rank needs precision bf16, fp16, fp32 or tf32 without autocast, got {plan.precision}"
-
-
-def _reference(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    other = having(plan.stack, lambda name: load_stack(name).parametrized)
-    return plan.reference & ((plan.pp > 1) | plan.expert_overlap | other)
-
-
-def _reference_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
-    if plan.pp > 1:
-        return f"reference: a reference model runs without pipelines, not with pp {plan.pp}"
-    if plan.expert_overlap:
-        return "reference: a reference model runs without expert_overlap"
-    return f"reference: stack {plan.stack} gathers each parameter by itself; use one with FSDP or ZeRO"
-
-
 def _documents(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
     packed = having(plan.document_lengths, lambda lengths: bool(lengths))
     return packed & ((plan.cp > 1) | _unfused(plan))
@@ -457,46 +353,6 @@ def _documents_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     if plan.cp > 1:
         return f"document_lengths: packed documents are not split over cp {plan.cp}"
     return f"document_lengths needs a fused attention kernel, not {_kernel(plan.stack, plan.attention)}"
-
-
-def _loss_chunks(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    wide = (plan.tp > 1) | plan.autocast | having(plan.stack, lambda name: load_stack(name).fused_accumulation)
-    return (plan.loss_chunks > 1) & wide
-
-
-def _loss_chunks_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
-    if plan.tp > 1:
-        return f"loss_chunks {plan.loss_chunks}: the fused head and loss are not split over tp {plan.tp}"
-    if plan.autocast:
-        return f"loss_chunks {plan.loss_chunks}: the fused head and loss run without autocast"
-    return f"loss_chunks {plan.loss_chunks}: stack {plan.stack} adds up weight gradients in its own products"
-
-
-def _of_matrices(plan: Plans, holds: Callable[[OfMatrices], bool]) -> Column:
-    """Says in which plans the optimizer treats matrices as `holds` says."""
-
-    def of(name: str) -> bool:
-        own = optimizer(name).matrices
-        return own is not None and holds(own)
-
-    return having(plan.optimizer, of)
-
-
-def _matrix_optimizer(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    gathered = plan.shards_parameters & (plan.tp > 1)
-    never = plan.uses_fsdp & _of_matrices(plan, lambda own: own.at_fsdp == "never")
-    products = _of_matrices(plan, lambda own: bool(own.products))
-    split = gathered & _of_matrices(plan, lambda own: own.at_fsdp == "all_to_all")
-    return never | split | ((plan.offload == "params") & products)
-
-
-def _matrix_optimizer_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
-    if plan.offload == "params":
-        return f"offload params: optimizer {plan.optimizer} multiplies matrices on the GPU; offload none or optimizer"
-    own = optimizer(plan.optimizer).matrices
-    if own is not None and own.at_fsdp == "never":
-        return f"optimizer {plan.optimizer} needs whole matrices: use zero_stage 0 to 2 instead of 3"
-    return f"optimizer {plan.optimizer} at zero_stage 3 gathers one dimension of a matrix, not also tp {plan.tp}"
 
 
 # -- models given layer by layer -----------------------------------------------------------------------------
@@ -555,7 +411,7 @@ def _layers_attention_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> 
 
 
 def _layers_optimizer(model: LayeredModel, plan: Plans, cluster: Cluster) -> Column:
-    return _of_matrices(plan, lambda own: True)
+    return of_matrices(plan, lambda own: True)
 
 
 def _layers_optimizer_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> str:
@@ -584,16 +440,16 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("async_tp without sequence parallelism", _async_tp, _async_tp_why),
     Rule("sequence does not split over cp and tp", _sequence, _sequence_why),
     Rule("context parallelism does not fit attention", _context, _context_why),
-    Rule("experts do not split over ep", _experts, _experts_why),
-    Rule("experts that ranks split among them", _split_experts, _split_experts_why),
-    Rule("expert_overlap without passes to pair", _expert_overlap, _expert_overlap_why),
+    Rule("experts do not split over ep", uneven_experts, uneven_experts_why),
+    Rule("experts that ranks split among them", split_experts, split_experts_why),
+    Rule("expert_overlap without passes to pair", unpaired_overlap, unpaired_overlap_why),
     Rule("layers do not spread over the stages", _stages, _stages_why),
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
     Rule("offload does not fit the sharding", _offload, _offload_why),
-    Rule("adapters do not fit the parallelism", _adapters, _adapters_why),
-    Rule("a loss in chunks does not fit", _loss_chunks, _loss_chunks_why),
+    Rule("adapters do not fit the parallelism", unfit_adapters, unfit_adapters_why),
+    Rule("a loss in chunks does not fit", unfit_loss_chunks, unfit_loss_chunks_why),
     Rule("packed documents do not fit attention", _documents, _documents_why),
-    Rule("a reference model does not fit the parallelism", _reference, _reference_why),
-    Rule("optimizer of matrices does not fit the sharding", _matrix_optimizer, _matrix_optimizer_why),
+    Rule("a reference model does not fit the parallelism", unfit_reference, unfit_reference_why),
+    Rule("optimizer of matrices does not fit the sharding", unfit_optimizer, unfit_optimizer_why),
 )
 """rules of transformers; the first one that a plan breaks is the reason that it reports"""

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from forerun.answers.jobs.description import JobsRequest, read_cluster
+from forerun.answers.jobs.description import JobsRequest, check_names, of_trace, read_cluster
 from forerun.answers.jobs.outcome import compare
 from forerun.answers.jobs.placement import PLACERS, Shape
 from forerun.answers.jobs.policies import POLICIES
-from forerun.answers.jobs.trace_file import read_jobs
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
@@ -22,7 +21,7 @@ from forerun.interfaces.report.job_schedules import job_rows, print_schedules, s
 from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.records import to_json, write_rows
 
-_USUAL_POLICIES = ("fifo", "easy", "srtf")
+_USUAL_GPUS = 8
 
 
 @dataclass(frozen=True)
@@ -41,10 +40,7 @@ class Nodes:
         """Returns the jobs of a CSV file on the cluster of these options. Raises ForerunError without nodes."""
         if self.nodes is None:
             raise ForerunError(f"{path}: a trace has no cluster; give --nodes, and --gpus-per-node where it is not 8")
-        trace = read_jobs(path)
-        notes = (f"{trace.left_out:,} rows without a GPU or a duration are left out.",) if trace.left_out else ()
-        shape = Shape(1, self.nodes, 8)
-        return JobsRequest(path.stem, shape, trace.jobs, _USUAL_POLICIES, "packed", 0.0, notes)
+        return of_trace(path, Shape(1, self.nodes, _USUAL_GPUS))
 
     def changed(self, request: JobsRequest) -> JobsRequest:
         """Returns the request with what the options change. Raises UnknownName for a policy or placement."""
@@ -54,12 +50,8 @@ class Nodes:
             self.gpus_per_node or request.shape.gpus,
         )
         policies = request.policies if self.policy is None else tuple(dict.fromkeys(self.policy.split(",")))
-        for name in policies:
-            if name not in POLICIES:
-                raise UnknownName("scheduling policy", name, list(POLICIES))
         placement = self.placement or request.placement
-        if placement not in PLACERS:
-            raise UnknownName("placement", placement, list(PLACERS))
+        check_names(policies, placement)
         return replace(request, shape=shape, policies=policies, placement=placement)
 
 

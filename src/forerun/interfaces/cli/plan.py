@@ -37,7 +37,7 @@ from forerun.interfaces.report.records import to_json
 
 @dataclass(frozen=True)
 class Subject:
-    """What is searched: the plans of a model on a cluster, or saved programs."""
+    """Says what is searched: the plans of a model on a cluster, or saved programs."""
 
     model: Annotated[
         str | None, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from forerun.answers.goodput.examples import example_names, load_run
-from forerun.answers.goodput.study import record_run, study_run
+from forerun.answers.goodput.study import study_run
+from forerun.answers.goodput.walk import walk
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
@@ -53,7 +54,7 @@ def run(
     if csv is not None:
         write_rows(csv, run_rows(study.outcomes))
     if report is not None:
-        write_page(report, whole_run_document(study, record_run(study.request, draws.seed), typed(context)))
+        write_page(report, whole_run_document(study, walk(study.request, draws.seed, record=True), typed(context)))
     if as_json:
         print(to_json(study_record(study)))
     else:
