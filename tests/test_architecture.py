@@ -29,7 +29,7 @@ ROOMS = {
     "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],
     "sources": [["symbolic", "trace"]],
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
-    "answers": [["analysis"], ["search", "diff", "goodput", "jobs"], ["experiment"]],
+    "answers": [["analysis"], ["search", "diff", "goodput", "jobs", "stragglers"], ["experiment"]],
     "evidence": [["measure", "validation"], ["fitting", "traced"]],
     "interfaces": [["report"], ["api", "experiments", "whole_runs"], ["cli"], ["pytest_plugin"]],
 }
@@ -51,6 +51,7 @@ LAZY = {
     SOURCE / "evidence" / "measure" / "samples.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},
     SOURCE / "astrasim" / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
+    SOURCE / "answers" / "stragglers" / "recorded_steps.py": {"pyarrow", "pyarrow.parquet"},
     SOURCE / "interfaces" / "report" / "drawing.py": {
         *("matplotlib", "matplotlib.figure", "matplotlib.text", "matplotlib.ticker", "matplotlib.backends.backend_agg")
     },

@@ -23,6 +23,7 @@ COMMANDS = {
     "diff": "Say what a change of a script costs: time, memory, and why.",
     "trace": "Record a real PyTorch training step without a GPU.",
     "run": "Predict a run of weeks: failures, checkpoints, goodput.",
+    "stragglers": "Say what slow ranks cost a job, from a trace of its operations.",
     "cluster": "Schedule many jobs on one cluster, policies side by side.",
     "experiment": "Study a cluster from one file: scaling, what-if, cost.",
     "validate": "Compare predictions with published measurements.",
