@@ -14,7 +14,9 @@ from forerun.answers.analysis.predict import predict
 from forerun.answers.jobs.job import Job
 from forerun.answers.jobs.placement import PLACERS, Shape
 from forerun.answers.jobs.policies import POLICIES
+from forerun.answers.jobs.schedule import Scheduled, schedule
 from forerun.answers.jobs.trace_file import read_jobs
+from forerun.answers.jobs.unlike_description import UNLIKE, UnlikeRequest, unlike_cluster_of
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.yaml_files import Entry, check, read_yaml
 from forerun.describe.cluster.catalog import load_cluster
@@ -77,7 +79,7 @@ class ClusterEntry(Entry):
 
 @dataclass(frozen=True)
 class JobsRequest:
-    """A cluster, its jobs, and the policies to compare."""
+    """A cluster of equal nodes, its jobs, and the policies to compare."""
 
     name: str
     shape: Shape
@@ -86,6 +88,20 @@ class JobsRequest:
     placement: str
     resume_s: float
     notes: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+        return self.shape.total
+
+    @property
+    def cluster_words(self) -> str:
+        """Returns the cluster in words."""
+        return f"{self.gpus:,} GPUs in {self.shape.switches * self.shape.nodes:,} nodes"
+
+    def schedule(self, policy: str) -> list[Scheduled]:
+        """Returns what becomes of the jobs under a policy. Raises as `schedule` does."""
+        return schedule(self.jobs, self.shape, policy, self.placement, self.resume_s)
 
 
 def of_trace(path: str | Path, shape: Shape) -> JobsRequest:
@@ -104,12 +120,15 @@ def check_names(policies: Sequence[str], placement: str) -> None:
         raise UnknownName("placement", placement, list(PLACERS))
 
 
-def read_cluster(path: str | Path) -> JobsRequest:
+def read_cluster(path: str | Path) -> JobsRequest | UnlikeRequest:
     """Returns what a YAML or JSON file describes; a trace that it names lies beside it.
 
     Raises ForerunError, which names the file and the key, for a file that can't be read or says something wrong.
     """
-    return cluster_of(read_yaml(path), str(path), Path(path).parent)
+    data = read_yaml(path)
+    if UNLIKE in data:
+        return unlike_cluster_of(data, str(path), Path(path).parent)
+    return cluster_of(data, str(path), Path(path).parent)
 
 
 def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsRequest:

@@ -5,11 +5,46 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from forerun.answers.jobs.description import JobsRequest
-from forerun.answers.jobs.schedule import Scheduled, schedule
+from forerun.answers.jobs.schedule import Scheduled
+
+
+class ClusterRequest(Protocol):
+    """A cluster, its jobs, and the policies to compare."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+
+    @property
+    def jobs(self) -> Sequence[object]:
+        """All jobs."""
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Names of policies."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of the jobs."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the cluster."""
+
+    @property
+    def cluster_words(self) -> str:
+        """Returns the cluster in words."""
+
+    @property
+    def placement(self) -> str:
+        """Where jobs run."""
+
+    def schedule(self, policy: str) -> list[Scheduled]:
+        """Returns what becomes of the jobs under a policy."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +111,6 @@ def in_use(jobs: Sequence[Scheduled]) -> tuple[list[float], list[int]]:
     return times, np.cumsum([changes[time] for time in times]).tolist()
 
 
-def compare(request: JobsRequest) -> list[PolicyOutcome]:
-    """Returns what each policy of `request` makes of the same jobs. Raises as `schedule` does."""
-    return [
-        PolicyOutcome(
-            name,
-            tuple(schedule(request.jobs, request.shape, name, request.placement, request.resume_s)),
-            request.shape.total,
-        )
-        for name in request.policies
-    ]
+def compare(request: ClusterRequest) -> list[PolicyOutcome]:
+    """Returns what each policy of `request` makes of the same jobs. Raises as its `schedule` does."""
+    return [PolicyOutcome(name, tuple(request.schedule(name)), request.gpus) for name in request.policies]

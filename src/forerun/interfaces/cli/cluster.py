@@ -12,8 +12,10 @@ from forerun.answers.jobs.description import JobsRequest, check_names, of_trace,
 from forerun.answers.jobs.outcome import compare
 from forerun.answers.jobs.placement import PLACERS, Shape
 from forerun.answers.jobs.policies import POLICIES
+from forerun.answers.jobs.shares import SHARES, shares
+from forerun.answers.jobs.unlike_description import UnlikeRequest
 from forerun.common.errors import ForerunError
-from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.option_groups import given, grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
 from forerun.interfaces.report.console import console
@@ -32,7 +34,11 @@ class Nodes:
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of a node.")] = None
     switches: Annotated[int | None, typer.Option(min=1, help="Switches that join equal groups of nodes.")] = None
     policy: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help=f"Policies to compare: {', '.join(POLICIES)}.")
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help=f"Policies to compare: {', '.join(POLICIES)}; on unlike GPUs {', '.join(SHARES)}.",
+        ),
     ] = None
     placement: Annotated[str | None, typer.Option(metavar="|".join(PLACERS), help="Where a job's GPUs may lie.")] = None
 
@@ -42,8 +48,13 @@ class Nodes:
             raise ForerunError(f"{path}: a trace has no cluster; give --nodes, and --gpus-per-node where it is not 8")
         return of_trace(path, Shape(1, self.nodes, _USUAL_GPUS))
 
-    def changed(self, request: JobsRequest) -> JobsRequest:
-        """Returns the request with what the options change. Raises UnknownName for a policy or placement."""
+    def changed(self, request: JobsRequest | UnlikeRequest) -> JobsRequest | UnlikeRequest:
+        """Returns the request with what the options change.
+
+        Raises UnknownName for a policy or placement, and ForerunError for nodes of a cluster of unlike GPUs.
+        """
+        if isinstance(request, UnlikeRequest):
+            return self._changed_unlike(request)
         shape = Shape(
             self.switches or request.shape.switches,
             self.nodes or request.shape.nodes,
@@ -53,6 +64,16 @@ class Nodes:
         placement = self.placement or request.placement
         check_names(policies, placement)
         return replace(request, shape=shape, policies=policies, placement=placement)
+
+    def _changed_unlike(self, request: UnlikeRequest) -> UnlikeRequest:
+        for name in given(self, "policy"):
+            raise ForerunError(f"--{name.replace('_', '-')}: the cluster has unlike GPUs, whose numbers gpu_kinds says")
+        if self.policy is None:
+            return request
+        policies = tuple(dict.fromkeys(self.policy.split(",")))
+        for name in policies:
+            shares(name)
+        return replace(request, policies=policies)
 
 
 @grouped
@@ -69,7 +90,8 @@ def cluster(
     """Schedule many jobs on one cluster: completion times, waiting and use of GPUs under each policy."""
     check_report(report)
     check_output(csv)
-    request = nodes.changed(nodes.of_trace(source) if source.suffix == ".csv" else read_cluster(source))
+    asked = nodes.of_trace(source) if source.suffix == ".csv" else read_cluster(source)
+    request = nodes.changed(asked)
     outcomes = compare(request)
     if csv is not None:
         write_rows(csv, job_rows(outcomes))

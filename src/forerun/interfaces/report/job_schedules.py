@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from forerun.answers.jobs.description import JobsRequest
-from forerun.answers.jobs.outcome import PolicyOutcome, in_use
+from forerun.answers.jobs.outcome import ClusterRequest, PolicyOutcome, in_use
 from forerun.interfaces.report.console import make_table
 from forerun.interfaces.report.page import Document, Heading, Listing, Part, Plot, Table
 from forerun.interfaces.report.page_sections import reproduce_section
@@ -24,14 +23,12 @@ _MOST_POINTS = 2_000
 _HOUR_S = 3_600.0
 
 
-def heading(request: JobsRequest) -> str:
+def heading(request: ClusterRequest) -> str:
     """Returns the line that says which jobs run where."""
-    shape = request.shape
-    nodes = shape.switches * shape.nodes
-    return f"{request.name}: {len(request.jobs):,} jobs on {shape.total:,} GPUs in {nodes:,} nodes"
+    return f"{request.name}: {len(request.jobs):,} jobs on {request.cluster_words}"
 
 
-def subtitle(request: JobsRequest) -> str:
+def subtitle(request: ClusterRequest) -> str:
     """Returns how jobs are placed and what the columns mean."""
     return (
         f"placement {request.placement}; JCT: job completion time; wait: mean time without GPUs; use: share of GPU time"
@@ -65,7 +62,7 @@ def group_rows(outcomes: Sequence[PolicyOutcome]) -> tuple[tuple[str, ...], list
     return ("mean JCT of group", *(one.policy for one in outcomes)), body
 
 
-def print_schedules(out: Console, request: JobsRequest, outcomes: Sequence[PolicyOutcome]) -> None:
+def print_schedules(out: Console, request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> None:
     """Print the policies side by side."""
     out.print(Text(heading(request), style="bold"))
     out.print(subtitle(request), soft_wrap=True)
@@ -79,12 +76,12 @@ def print_schedules(out: Console, request: JobsRequest, outcomes: Sequence[Polic
         out.print(note, soft_wrap=True)
 
 
-def schedules_record(request: JobsRequest, outcomes: Sequence[PolicyOutcome]) -> dict[str, Any]:
+def schedules_record(request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> dict[str, Any]:
     """Returns the policies' figures as plain data; units are in the keys."""
     return {
         "name": request.name,
         "jobs": len(request.jobs),
-        "gpus": request.shape.total,
+        "gpus": request.gpus,
         "placement": request.placement,
         "policies": [
             {
@@ -126,7 +123,7 @@ def job_rows(outcomes: Sequence[PolicyOutcome]) -> list[Mapping[str, Any]]:
     ]
 
 
-def schedules_document(request: JobsRequest, outcomes: Sequence[PolicyOutcome], command: str = "") -> Document:
+def schedules_document(request: ClusterRequest, outcomes: Sequence[PolicyOutcome], command: str = "") -> Document:
     """Returns the page: the table, GPUs in use over time, completion times."""
     numeric = frozenset(range(1, len(COLUMNS)))
     parts: list[Part] = [Heading("Policies side by side"), Table(COLUMNS, tuple(rows(outcomes)), numeric=numeric)]
@@ -140,7 +137,7 @@ def schedules_document(request: JobsRequest, outcomes: Sequence[PolicyOutcome], 
     return Document(heading(request), subtitle(request), tuple(parts))
 
 
-def _use(request: JobsRequest, outcomes: Sequence[PolicyOutcome]) -> Plot:
+def _use(request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> Plot:
     data = []
     for one, colour in zip(outcomes, _colours(outcomes), strict=True):
         times, gpus = in_use(one.jobs)
@@ -148,7 +145,7 @@ def _use(request: JobsRequest, outcomes: Sequence[PolicyOutcome]) -> Plot:
         hours = rounded([time / _HOUR_S for time in times[::every]])
         data.append(_line(one.policy, hours, gpus[::every], colour, "hv"))
     said = "; ".join(f"{one.policy}: {percent(one.utilisation)}" for one in outcomes)
-    y = axis("GPUs in use", range=[0, 1.05 * request.shape.total])
+    y = axis("GPUs in use", range=[0, 1.05 * request.gpus])
     return Plot(data, layout(axis("hours since the first job"), y), f"GPUs in use over time, mean of {said}")
 
 

@@ -1,0 +1,180 @@
+"""Runs jobs on unlike GPUs in rounds, so that each gets the shares of time that a policy gives it (Gavel, OSDI'20).
+
+Shares are asked for anew where jobs came or ended, but not before `RESET_S` have passed since the last time. A round
+lasts until the last of its jobs has run for `ROUND_S` or ended. Within each kind of GPU the jobs run first that are
+farthest behind their share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+
+from forerun.answers.jobs.interior_point import Vector
+from forerun.answers.jobs.job import Job
+from forerun.answers.jobs.schedule import Scheduled
+from forerun.answers.jobs.shares import Demand, shares
+from forerun.answers.jobs.unlike_gpus import SteppedJob
+from forerun.common.errors import ForerunError
+
+ROUND_S = 360.0
+RESET_S = 1920.0
+_DIGITS = 6
+"""of a share behind the point, to which solutions of the policies' linear programs are right: equal jobs tie"""
+_SEED = 5
+"""of the order in which kinds of GPUs are filled under policies that don't know how fast they are"""
+_FIRST = 1e9
+"""priority by share of a job on a kind of GPU that no job has used"""
+
+
+class _Running:
+    """A job in rounds; arrays are by kind of GPU."""
+
+    def __init__(self, job: SteppedJob, number: int) -> None:
+        self.job, self.number = job, number
+        self.left = job.steps
+        self.received_s = np.full(len(job.rates), ROUND_S / 2.0)
+        self.behind_s = np.zeros(len(job.rates))
+        self.share: Vector | None = None
+        self.ran: list[tuple[float, float]] = []
+
+
+def in_rounds(jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str) -> list[Scheduled]:
+    """Returns what becomes of every job, in the order in which they end.
+
+    Args:
+        workers: GPUs of each kind, in the order of the jobs' rates.
+
+    Raises:
+        UnknownName: there is no such policy.
+        ForerunError: a job fits on no kind of GPU.
+    """
+    for job in jobs:
+        if not any(rate > 0 and job.gpus <= free for rate, free in zip(job.rates, workers, strict=True)):
+            raise ForerunError(f"job {job.name}: no kind of GPU that it runs on has {job.gpus:,}")
+    return _Rounds(jobs, workers, policy_name).run()
+
+
+class _Rounds:
+    def __init__(self, jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str) -> None:
+        ordered = sorted(jobs, key=lambda job: job.submit_s)
+        self.arriving = [_Running(job, number) for number, job in enumerate(ordered)][::-1]
+        self.workers, self.policy = workers, shares(policy_name)
+        self.random = Random(_SEED)
+        self.jobs: list[_Running] = []
+        self.given_s = np.zeros(len(workers))
+        self.now_s = self.began_s = self.reset_s = 0.0
+        self.changed = False
+        self.ended: list[Scheduled] = []
+
+    def run(self) -> list[Scheduled]:
+        """Walks from round to round."""
+        round_jobs: list[tuple[float, _Running, int, int]] = []
+        idle = False
+        while self.arriving or self.jobs:
+            if round_jobs:
+                self._finish(round_jobs)
+            elif self.arriving:
+                self.now_s = self.arriving[-1].job.submit_s
+            elif idle:
+                raise ForerunError(f"the policy never starts job {self.jobs[0].job.name}")
+            else:
+                self.reset_s = 0.0
+                idle = True
+            while self.arriving and self.arriving[-1].job.submit_s <= self.now_s:
+                self.jobs.append(self.arriving.pop())
+                self.changed = True
+            round_jobs = self._start()
+            idle = idle and not round_jobs
+        return self.ended
+
+    def _finish(self, round_jobs: Sequence[tuple[float, _Running, int, int]]) -> None:
+        """Ends a round: counts steps and time, and lets jobs end."""
+        began_s, self.began_s = self.began_s, max(end_s for end_s, *_ in round_jobs)
+        for end_s, job, kind, steps in sorted(round_jobs, key=lambda each: (-each[0], each[1].number)):
+            job.left -= steps
+            job.received_s[kind] += end_s - began_s
+            self.given_s[kind] += end_s - began_s
+            job.ran.append((self.now_s, end_s))
+            if job.left <= 0:
+                self._end(job, end_s)
+        self.now_s = self.began_s
+
+    def _end(self, job: _Running, end_s: float) -> None:
+        self.jobs.remove(job)
+        self.changed = True
+        own = job.job
+        best_s = own.steps / max(own.rates)
+        plain = Job(own.name, own.gpus, own.submit_s, best_s, own.group)
+        periods = _joined(job.ran)
+        self.ended.append(Scheduled(plain, periods[0][0], end_s, len(periods) - 1, periods))
+
+    def _start(self) -> list[tuple[float, _Running, int, int]]:
+        """Returns (end, job, kind, steps) of the jobs of the next round."""
+        if self.changed and (self.now_s - self.reset_s >= RESET_S or self.reset_s == 0.0):
+            self._share()
+        kinds = [kind for kind, number in enumerate(self.workers) if number]
+        if not self.policy.knows_rates:
+            self.random.shuffle(kinds)
+        taken: set[int] = set()
+        chosen = []
+        for kind in kinds:
+            free = self.workers[kind]
+            for job in self._in_order(kind):
+                rate = job.job.rates[kind]
+                if job.number in taken or rate <= 0 or job.job.gpus > free:
+                    continue
+                free -= job.job.gpus
+                taken.add(job.number)
+                steps = min(max(1, int(rate * ROUND_S)), job.left)
+                chosen.append((self.now_s + steps / rate, job, kind, steps))
+        return chosen
+
+    def _in_order(self, kind: int) -> list[_Running]:
+        """Returns the jobs in the order in which they may run on a kind."""
+        ranked = []
+        for job in self.jobs:
+            share = 0.0 if job.share is None else float(job.share[kind])
+            part = job.received_s[kind] / self.given_s[kind] if self.given_s[kind] else 0.0
+            priority = 0.0 if job.share is None else share / part if part else share * _FIRST
+            if priority > 0 or not self.policy.in_order:
+                ranked.append(((priority, float(job.behind_s[kind]), share), job))
+        return [job for _, job in sorted(ranked, key=lambda each: each[0], reverse=True)]
+
+    def _share(self) -> None:
+        """Asks for new shares, after noting how far each job is behind its old one."""
+        passed_s = self.now_s - self.reset_s
+        for job in self.jobs:
+            if job.share is not None:
+                job.behind_s += job.share * passed_s
+            job.behind_s -= job.received_s - ROUND_S / 2.0
+            job.received_s[:] = ROUND_S / 2.0
+        self.given_s[:] = len(self.jobs) * ROUND_S / 2.0
+        self.reset_s, self.changed = self.now_s, False
+        if not self.jobs:
+            return
+        own = [job.job for job in self.jobs]
+        demand = Demand(
+            names=[job.number for job in self.jobs],
+            rates=np.array([job.rates for job in own]),
+            gpus=np.array([float(job.gpus) for job in own]),
+            weights=np.array([job.weight for job in own]),
+            steps_left=np.array([float(job.left) for job in self.jobs]),
+            waited_s=self.now_s - np.array([job.submit_s for job in own]),
+            workers=np.array(self.workers, dtype=np.float64),
+        )
+        for job, share in zip(self.jobs, self.policy.of(demand).round(_DIGITS), strict=True):
+            job.share = share
+
+
+def _joined(periods: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Returns periods with those that follow each other at once as one."""
+    joined: list[tuple[float, float]] = []
+    for begin_s, end_s in periods:
+        if joined and joined[-1][1] == begin_s:
+            joined[-1] = (joined[-1][0], end_s)
+        else:
+            joined.append((begin_s, end_s))
+    return tuple(joined)

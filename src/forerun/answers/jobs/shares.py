@@ -1,0 +1,230 @@
+"""Policies for unlike GPUs: which share of the time each job should run on each kind (Gavel, OSDI'20).
+
+A policy is one small class and an entry of SHARES. Those that know how fast each job is on each kind end in `-perf`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+
+from forerun.answers.jobs.interior_point import Vector, maximised
+from forerun.common.errors import UnknownName
+
+_LEAST_GAIN = 1e-6
+"""relative accuracy of the least finish-time ratio"""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Jobs that have not ended, in the order of arrival."""
+
+    names: Sequence[int]
+    rates: Vector
+    """steps a second of [job, kind]"""
+    gpus: Vector
+    """that each job needs at once"""
+    weights: Vector
+    steps_left: Vector
+    waited_s: Vector
+    """since each job's submission"""
+    workers: Vector
+    """GPUs of each kind"""
+
+
+class Shares(ABC):
+    """Says which share of the time each job should run on each kind of GPU, as an array of [job, kind]."""
+
+    knows_rates: ClassVar[bool] = True
+    in_order: ClassVar[bool] = False
+    """whether a job without a share waits even if GPUs are idle"""
+
+    @abstractmethod
+    def of(self, demand: Demand) -> Vector:
+        """Returns the shares."""
+
+
+def _limits(demand: Demand) -> tuple[Vector, Vector]:
+    """Returns rows and limits of shares that can be had: none is negative, a job's sum to at most 1, GPUs suffice."""
+    jobs, kinds = demand.rates.shape
+    rows = np.concatenate(
+        [
+            -np.eye(jobs * kinds),
+            np.kron(np.eye(jobs), np.ones(kinds)),
+            (demand.gpus[:, None, None] * np.eye(kinds)).transpose(1, 0, 2).reshape(kinds, -1),
+        ]
+    )
+    return rows, np.concatenate([np.zeros(jobs * kinds), np.ones(jobs), demand.workers])
+
+
+def _evenly(demand: Demand, per_share: Vector) -> tuple[Vector, float]:
+    """Returns the shares that make the least of all jobs' sums of `per_share` times share the largest, and that sum."""
+    jobs, kinds = per_share.shape
+    rows, limits = _limits(demand)
+    unit = float(per_share.max())
+    gains = np.zeros((jobs, jobs * kinds + 1))
+    for i in range(jobs):
+        gains[i, i * kinds : (i + 1) * kinds] = -per_share[i] / unit
+    gains[:, -1] = 1.0
+    rows = np.concatenate([np.concatenate([rows, np.zeros((len(rows), 1))], axis=1), gains])
+    found = maximised(np.eye(1, jobs * kinds + 1, jobs * kinds)[0], rows, np.concatenate([limits, np.zeros(jobs)]))
+    return np.clip(found[:-1].reshape(jobs, kinds), 0.0, 1.0), unit * float(found[-1])
+
+
+class MaxMinFairness(Shares):
+    """Jobs get equal parts of the cluster, by what they would do with all of it in turn."""
+
+    def of(self, demand: Demand) -> Vector:
+        """Returns the shares that make the smallest part as large as it can be."""
+        in_turn = demand.rates @ demand.workers / demand.workers.sum()
+        per_share = demand.rates * (demand.gpus / (demand.weights * in_turn))[:, None]
+        return _evenly(demand, per_share)[0]
+
+
+class FinishTimeFairness(Shares):
+    """The job that ends latest, against when it would with a cluster part of its own, ends as early as it can."""
+
+    def __init__(self) -> None:
+        self.alone_s: dict[int, float] = {}
+        self.before: dict[int, tuple[float, float]] = {}
+        """steps left and rate alone of each job when shares were last asked for"""
+
+    def of(self, demand: Demand) -> Vector:
+        """Returns the shares with the smallest of all largest ratios of finish times."""
+        rates_alone = (demand.rates * _own_part(demand)).sum(axis=1)
+        self._note(demand, rates_alone)
+        expected_s = np.array([self.alone_s[name] for name in demand.names]) + demand.steps_left / rates_alone
+
+        def served(ratio: float) -> tuple[Vector, float]:
+            """Returns shares under which no ratio is above `ratio` if the second value is at least 1."""
+            needed = demand.steps_left / (ratio * expected_s - demand.waited_s)
+            return _evenly(demand, demand.rates / needed[:, None])
+
+        low = float((demand.waited_s / expected_s).max())
+        high = max(2.0 * low, 1.0)
+        while served(high)[1] < 1.0:
+            low, high = high, 2.0 * high
+        while high - low > _LEAST_GAIN * high:
+            middle = (low + high) / 2.0
+            low, high = (low, middle) if served(middle)[1] >= 1.0 else (middle, high)
+        return served(high)[0]
+
+    def _note(self, demand: Demand, rates_alone: Vector) -> None:
+        for name, left, rate in zip(demand.names, demand.steps_left.tolist(), rates_alone.tolist(), strict=True):
+            self.alone_s.setdefault(name, 0.0)
+            if name in self.before:
+                then_left, then_rate = self.before[name]
+                self.alone_s[name] += (then_left - left) / then_rate
+            self.before[name] = (left, rate)
+
+
+class LeastMakespan(Shares):
+    """All jobs end as early as the last of them can."""
+
+    def of(self, demand: Demand) -> Vector:
+        """Returns the shares with the least time until the last job ends."""
+        return _evenly(demand, demand.rates / demand.steps_left[:, None])[0]
+
+
+class MostThroughput(Shares):
+    """The most steps a second over all jobs."""
+
+    def of(self, demand: Demand) -> Vector:
+        """Returns the shares with the largest sum of rates."""
+        rows, limits = _limits(demand)
+        return np.clip(maximised(demand.rates.ravel(), rows, limits).reshape(demand.rates.shape), 0.0, 1.0)
+
+
+class Isolated(Shares):
+    """Each job has an equal part of the GPUs of each kind to itself."""
+
+    knows_rates = False
+
+    def of(self, demand: Demand) -> Vector:
+        """Returns the parts."""
+        return _own_part(demand)
+
+
+def _own_part(demand: Demand) -> Vector:
+    part = demand.workers[None, :] / (len(demand.gpus) * demand.gpus[:, None])
+    return np.asarray(part / np.maximum(part.sum(axis=1), 1.0)[:, None])
+
+
+class InOrder(Shares):
+    """First in, first out: a job that doesn't fit holds up all behind it; each runs on the fastest kind with room."""
+
+    in_order = True
+
+    def of(self, demand: Demand) -> Vector:
+        """Returns 1 for the kind that a job runs on."""
+        shares, free = np.zeros_like(demand.rates), demand.workers.copy()
+        for i, gpus in enumerate(demand.gpus):
+            room = np.flatnonzero((free >= gpus) & (demand.rates[i] > 0))
+            if not len(room):
+                break
+            kind = self.chosen(demand, i, room.tolist())
+            shares[i, kind] = 1.0
+            free[kind] -= gpus
+        return shares
+
+    def chosen(self, demand: Demand, job: int, room: list[int]) -> int:
+        """Returns the kind for a job, of those that have room."""
+        return max(room, key=lambda kind: float(demand.rates[job, kind]))
+
+
+class InOrderAnywhere(InOrder):
+    """First in, first out, on a kind drawn at random, on which a job stays."""
+
+    knows_rates = False
+
+    def __init__(self) -> None:
+        self.random = Random(0)
+        self.kind_of: dict[int, int] = {}
+
+    def chosen(self, demand: Demand, job: int, room: list[int]) -> int:
+        """Returns the kind on which the job already runs, else a drawn one."""
+        name = demand.names[job]
+        if self.kind_of.get(name) not in room:
+            self.kind_of[name] = room[self.random.randrange(len(room))]
+        return self.kind_of[name]
+
+
+class Blind(Shares):
+    """A policy that takes all kinds of GPUs for alike."""
+
+    knows_rates = False
+
+    def __init__(self, policy: Shares, rate: float | None = None) -> None:
+        self.policy, self.rate = policy, rate
+
+    def of(self, demand: Demand) -> Vector:
+        """Returns the policy's shares where each job is as fast on all kinds as on the first, or has this rate."""
+        rates = np.repeat(demand.rates[:, :1], demand.rates.shape[1], axis=1)
+        return self.policy.of(replace(demand, rates=rates if self.rate is None else np.full_like(rates, self.rate)))
+
+
+SHARES: dict[str, Callable[[], Shares]] = {
+    "fifo": InOrderAnywhere,
+    "fifo-perf": InOrder,
+    "isolated": Isolated,
+    "max-min-fairness": lambda: Blind(MaxMinFairness(), 1.0),
+    "max-min-fairness-perf": MaxMinFairness,
+    "finish-time-fairness": lambda: Blind(FinishTimeFairness()),
+    "finish-time-fairness-perf": FinishTimeFairness,
+    "min-total-duration": lambda: Blind(LeastMakespan()),
+    "min-total-duration-perf": LeastMakespan,
+    "max-sum-throughput-perf": MostThroughput,
+}
+"""name -> policy; the names are those of Gavel"""
+
+
+def shares(name: str) -> Shares:
+    """Returns a new policy called `name`. Raises UnknownName if there is none."""
+    if name not in SHARES:
+        raise UnknownName("policy for unlike GPUs", name, list(SHARES))
+    return SHARES[name]()

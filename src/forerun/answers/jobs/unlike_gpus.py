@@ -1,0 +1,101 @@
+"""Jobs on clusters of unlike GPUs: how many training steps a second each job makes on each kind."""
+
+from __future__ import annotations
+
+import json
+from ast import literal_eval
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+from forerun.common.errors import ForerunError
+from forerun.common.files import read_text
+
+Rates = Mapping[str, Mapping[tuple[str, int], float]]
+"""GPU kind -> (job type, GPUs) -> steps a second"""
+_TRACE_COLUMNS = 10
+_TYPE, _STEPS, _GPUS, _WEIGHT, _ARRIVAL = 0, 5, 6, 7, 9
+
+
+@dataclass(frozen=True, slots=True)
+class SteppedJob:
+    """A job of so many training steps, which runs on one kind of GPU at a time."""
+
+    name: str
+    gpus: int
+    submit_s: float
+    steps: int
+    rates: tuple[float, ...]
+    """steps a second on each kind of GPU, 0 where it can't run"""
+    weight: float = 1.0
+    """how much more it should get than a job of weight 1"""
+    group: str = ""
+
+
+def read_stepped_jobs(path: str | Path, kinds: Sequence[str], rates: Rates) -> tuple[SteppedJob, ...]:
+    """Returns the jobs of a trace in Gavel's format: ten columns between tabs, without a header.
+
+    Raises ForerunError, which names the file and the line.
+    """
+    jobs: list[SteppedJob] = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        place, cells = f"{path}, line {number}", line.split("\t")
+        if not line.strip():
+            continue
+        if len(cells) != _TRACE_COLUMNS:
+            raise ForerunError(f"{place}: expected {_TRACE_COLUMNS} columns between tabs, got {len(cells)}")
+        try:
+            steps, gpus = int(cells[_STEPS]), int(cells[_GPUS])
+            weight, submit_s = float(cells[_WEIGHT]), float(cells[_ARRIVAL])
+        except ValueError:
+            raise ForerunError(f"{place}: steps, GPUs, weight and arrival should be numbers") from None
+        if steps < 1 or gpus < 1 or not weight > 0 or not 0 <= submit_s < float("inf"):
+            raise ForerunError(f"{place}: steps, GPUs and weight should be positive, and the arrival at least 0")
+        key = (cells[_TYPE], gpus)
+        known = [kind for kind in kinds if rates[kind].get(key, 0.0) > 0.0]
+        if not known:
+            raise ForerunError(f"{place}: no throughput of {key[0]} on {gpus} GPUs of any kind of the cluster")
+        own = tuple(rates[kind].get(key, 0.0) for kind in kinds)
+        jobs.append(SteppedJob(str(len(jobs)), gpus, submit_s, steps, own, weight, cells[_TYPE]))
+    if not jobs:
+        raise ForerunError(f"{path}: the trace has no jobs")
+    return tuple(sorted(jobs, key=lambda job: job.submit_s))
+
+
+def read_rates(path: str | Path, kinds: Sequence[str]) -> dict[str, dict[tuple[str, int], float]]:
+    """Returns the rates of a table in Gavel's format: JSON of GPU kind -> "('job type', GPUs)" -> null -> steps/s.
+
+    Raises ForerunError, which names the file and what is wrong.
+    """
+    try:
+        table = json.loads(read_text(path))
+    except ValueError as error:
+        raise ForerunError(f"{path}: not valid JSON: {error}") from None
+    found: dict[str, dict[tuple[str, int], float]] = {}
+    for kind in kinds:
+        rows = table.get(kind) if isinstance(table, dict) else None
+        if not isinstance(rows, dict):
+            raise ForerunError(f"{path}: no throughputs of GPU kind {kind}")
+        found[kind] = {
+            _job_type(key, f"{path}: {kind}"): _alone(row, f"{path}: {kind}: {key}") for key, row in rows.items()
+        }
+    return found
+
+
+def _job_type(text: str, place: str) -> tuple[str, int]:
+    try:
+        key = literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        key = None
+    if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and isinstance(key[1], int)):
+        raise ForerunError(f"{place}: expected ('job type', GPUs), got {text[:60]!r}")
+    return key
+
+
+def _alone(row: object, place: str) -> float:
+    """Returns the rate of a job that shares its GPUs with no other."""
+    rate = row.get("null") if isinstance(row, dict) else None
+    if not isinstance(rate, (int, float)) or not isfinite(rate) or rate < 0:
+        raise ForerunError(f"{place}: null should be the steps a second of the job alone")
+    return float(rate)

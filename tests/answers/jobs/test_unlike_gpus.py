@@ -1,0 +1,213 @@
+"""Jobs on unlike GPUs against the schedules of Gavel's simulator, another solver, and properties of every policy."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from forerun.answers.jobs.interior_point import maximised
+from forerun.answers.jobs.rounds import in_rounds
+from forerun.answers.jobs.shares import SHARES, Demand, shares
+from forerun.answers.jobs.unlike_gpus import SteppedJob
+from forerun.common.errors import ForerunError
+from forerun.interfaces.cli.main import run
+
+GOLDEN = Path(__file__).parents[4] / "shared" / "golden_sched" / "gavel"
+golden = pytest.mark.skipif(
+    not GOLDEN.is_dir(), reason="the schedules of Gavel's simulator are not here (../shared/golden_sched)"
+)
+EXACT, TIED = (5e-3, 5e-3), (0.04, 0.02)
+"""relative tolerances of mean completion time and makespan. Where all jobs may get equal shares, the reference starts
+them in the order of its solver's rounding errors, Forerun in the order of arrival"""
+
+
+def reference(policy: str) -> dict[str, float]:
+    """The completion time of each job."""
+    (text,) = (path.read_text() for path in (GOLDEN / "outputs").glob(f"small_test.{policy}.4-0-0.txt"))
+    return {job: float(time_s) for job, time_s in re.findall(r"^Job (\d+): ([\d.]+)$", text, re.MULTILINE)}
+
+
+def jobs_of_the_reference() -> list[SteppedJob]:
+    """The jobs with the rates that its log of fifo tells: each job ends in the round in which it starts."""
+    log = (GOLDEN / "outputs" / "small_test.fifo.4-0-0.txt.full").read_text()
+    begins_s = {job: float(at) for at, job in re.findall(r"\[([\d.]+)\] \[Micro-task scheduled\]\tJob ID: (\d+)", log)}
+    ends_s = reference("fifo")
+    with (GOLDEN / "inputs" / "small_test.trace").open() as file:
+        rows = list(csv.reader(file, delimiter="\t"))
+    return [
+        SteppedJob(str(i), int(row[6]), 0.0, int(row[5]), (int(row[5]) / (ends_s[str(i)] - begins_s[str(i)]),))
+        for i, row in enumerate(rows)
+    ]
+
+
+@golden
+@pytest.mark.parametrize(
+    ("policy", "tolerances"),
+    [
+        *((name, EXACT) for name in ("fifo", "isolated", "max_min_fairness", "min_total_duration")),
+        *((name, TIED) for name in ("finish_time_fairness", "max_sum_throughput_perf")),
+    ],
+)
+def test_completion_times_are_those_of_gavel(policy, tolerances):
+    expected = reference(policy)
+    found = {job.job.name: job.jct_s for job in in_rounds(jobs_of_the_reference(), [4], policy.replace("_", "-"))}
+    assert np.mean(list(found.values())) == pytest.approx(np.mean(list(expected.values())), rel=tolerances[0])
+    assert max(found.values()) == pytest.approx(max(expected.values()), rel=tolerances[1])
+    if tolerances == EXACT:
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+stepped_jobs = st.lists(
+    st.builds(
+        lambda gpus, submit_s, steps, rates: (gpus, float(submit_s), steps, rates),
+        st.integers(1, 4),
+        st.integers(0, 5_000),
+        st.integers(1, 50_000),
+        st.tuples(st.floats(1.0, 50.0), st.one_of(st.just(0.0), st.floats(1.0, 20.0))),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(stepped_jobs, st.sampled_from(list(SHARES)))
+def test_every_policy_runs_all_jobs_on_gpus_that_exist(drawn, policy):
+    workers = (4, 8)
+    jobs = [SteppedJob(str(i), *each) for i, each in enumerate(drawn)]
+    found = in_rounds(jobs, workers, policy)
+    assert sorted(job.job.name for job in found) == sorted(job.name for job in jobs)
+    by_name = {job.name: job for job in jobs}
+    for job in found:
+        own = by_name[job.job.name]
+        ran_s = sum(end_s - begin_s for begin_s, end_s in job.ran)
+        assert own.submit_s <= job.start_s <= job.end_s
+        assert own.steps / max(own.rates) <= ran_s * (1 + 1e-9) + 1e-6
+        for (_, end_s), (begin_s, _) in zip(job.ran, job.ran[1:], strict=False):
+            assert end_s <= begin_s
+    changes = sorted(
+        change
+        for job in found
+        for begin_s, end_s in job.ran
+        for change in ((begin_s, 1, job.job.gpus), (end_s, 0, -job.job.gpus))
+    )
+    assert np.cumsum([gpus for *_, gpus in changes]).max() <= sum(workers)
+
+
+def demand(random: np.random.Generator, jobs: int) -> Demand:
+    return Demand(
+        names=range(jobs),
+        rates=random.uniform(1.0, 20.0, (jobs, 3)),
+        gpus=random.integers(1, 5, jobs).astype(float),
+        weights=random.uniform(1.0, 3.0, jobs),
+        steps_left=random.uniform(1e3, 1e5, jobs),
+        waited_s=random.uniform(0.0, 1e3, jobs),
+        workers=np.array([4.0, 6.0, 8.0]),
+    )
+
+
+def best_least(asked: Demand, per_share: np.ndarray) -> float:
+    """The largest least sum of per_share x share, from another solver."""
+    jobs, kinds = per_share.shape
+    rows = [[*np.kron(np.eye(jobs)[i], -per_share[i]), 1.0] for i in range(jobs)]
+    rows += [[*np.kron(np.eye(jobs)[i], np.ones(kinds)), 0.0] for i in range(jobs)]
+    rows += [[*np.kron(asked.gpus, np.eye(kinds)[k]), 0.0] for k in range(kinds)]
+    limits = [*np.zeros(jobs), *np.ones(jobs), *asked.workers]
+    return -linprog([0.0] * (jobs * kinds) + [-1.0], rows, limits).fun
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shares_are_as_good_as_another_solver_finds(seed):
+    asked = demand(np.random.default_rng(seed), 12)
+    per_share = asked.rates * (asked.gpus / (asked.weights * (asked.rates @ asked.workers / 18.0)))[:, None]
+    fair = shares("max-min-fairness-perf").of(asked)
+    assert (per_share * fair).sum(axis=1).min() == pytest.approx(best_least(asked, per_share), rel=1e-6)
+    per_share = asked.rates / asked.steps_left[:, None]
+    early = shares("min-total-duration-perf").of(asked)
+    assert (per_share * early).sum(axis=1).min() == pytest.approx(best_least(asked, per_share), rel=1e-6)
+    for each in (fair, early):
+        assert (each.sum(axis=1) <= 1 + 1e-7).all()
+        assert (asked.gpus @ each <= asked.workers + 1e-6).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_shares_have_a_smaller_largest_ratio_of_finish_times(seed):
+    asked = demand(np.random.default_rng(seed), 6)
+    found = shares("finish-time-fairness-perf").of(asked)
+    part = asked.workers / (6 * asked.gpus[:, None])
+    alone_s = asked.steps_left / (asked.rates * part / np.maximum(part.sum(axis=1), 1.0)[:, None]).sum(axis=1)
+    ends_s = asked.waited_s + asked.steps_left / (asked.rates * found).sum(axis=1)
+    ratio = (ends_s / alone_s).max()
+    needed = asked.steps_left / (ratio * (1 - 1e-4) * alone_s - asked.waited_s)
+    assert best_least(asked, asked.rates / needed[:, None]) < 1.0
+
+
+def test_equal_jobs_get_equal_shares_of_many_optimal_ones():
+    asked = Demand(range(4), np.ones((4, 2)), np.ones(4), np.ones(4), np.ones(4), np.zeros(4), np.array([1.0, 1.0]))
+    for name in SHARES:
+        if "fifo" not in name:
+            assert shares(name).of(asked) == pytest.approx(np.full((4, 2), 0.25), abs=1e-6)
+
+
+def test_a_program_without_a_solution_is_refused():
+    with pytest.raises(ForerunError, match="no solution"):
+        maximised(np.ones(1), np.array([[1.0], [-1.0]]), np.array([0.0, -1.0]))
+
+
+TABLE = {
+    "v100": {"('LM', 1)": {"null": 10.0}, "('LM', 2)": {"null": 18.0}},
+    "k80": {"('LM', 1)": {"null": 2.0}, "('LM', 2)": {"null": 0.0}},
+}
+LINE = "LM\tpython main.py\tfolder\t--steps\t1\t{steps}\t{gpus}\t1\t-1.000000\t{arrival}\n"
+
+
+def write_files(folder: Path, **changes: str) -> Path:
+    texts = {
+        "rates.json": json.dumps(TABLE),
+        "jobs.trace": LINE.format(steps=3600, gpus=1, arrival=0) + LINE.format(steps=1800, gpus=2, arrival=10),
+        "c.yaml": "gpu_kinds: {v100: 2, k80: 1}\ntrace: jobs.trace\nthroughputs: rates.json\npolicies: [fifo-perf]\n",
+    } | {name.replace("_", "."): text for name, text in changes.items()}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder / "c.yaml"
+
+
+def test_a_file_of_unlike_gpus_is_scheduled_and_written(tmp_path, capsys):
+    """The first job has 3,600 steps at 10 a second; the second one needs both fast GPUs from 360 s on."""
+    file, table = write_files(tmp_path), tmp_path / "jobs.csv"
+    page = tmp_path / "page.html"
+    assert run(["cluster", str(file), "--json", "--csv", str(table), "--report", str(page)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["gpus"] == 3
+    assert record["policies"][0]["makespan_s"] == pytest.approx(460.0)
+    assert "2 v100 + 1 k80" in page.read_text()
+    assert run(["cluster", str(file), "--policy", "max-min-fairness-perf,isolated"]) == 0
+    assert "isolated" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "words"),
+    [
+        ({"rates_json": "{"}, [], "not valid JSON"),
+        ({"rates_json": "{}"}, [], "no throughputs of GPU kind v100"),
+        ({"rates_json": '{"v100": {"LM": {}}, "k80": {}}'}, [], "expected ('job type', GPUs)"),
+        ({"jobs_trace": "LM\t1\n"}, [], "line 1: expected 10 columns"),
+        ({"jobs_trace": LINE.format(steps=1, gpus=8, arrival=0)}, [], "no throughput of LM on 8 GPUs"),
+        ({"jobs_trace": LINE.format(steps=0, gpus=1, arrival=0)}, [], "should be positive"),
+        ({"c_yaml": "gpu_kinds: {v100: 2}\n"}, [], "give either trace"),
+        ({"c_yaml": "gpu_kinds: {v100: 2}\ntrace: jobs.trace\n"}, [], "trace needs throughputs"),
+        ({}, ["--policy", "srtf"], "unknown policy for unlike GPUs 'srtf'"),
+        ({}, ["--nodes", "2"], "--nodes: the cluster has unlike GPUs"),
+    ],
+)
+def test_what_is_wrong_is_one_line(changes, arguments, words, tmp_path, capsys):
+    assert run(["cluster", str(write_files(tmp_path, **changes)), *arguments]) == 2
+    assert words in capsys.readouterr().err
