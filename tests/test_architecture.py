@@ -21,8 +21,9 @@ WINGS = [
 ROOMS = {
     "common": [
         ["version", "errors", "units", "arrays", "former_names"],
+        ["admission"],
         ["files", "jit", "processes", "content", "records"],
-        ["ray_cluster", "yaml_files"],
+        ["ray_cluster", "yaml_files", "array_files"],
         ["shipped"],
     ],
     "describe": [["cluster", "model", "kernels"], ["stacks"], ["plan"]],
@@ -141,3 +142,66 @@ def test_the_rule_would_notice_an_import_upwards():
     assert not is_below("core.cost", "core.engine")
     assert not is_below("astrasim.astra", "sources.trace")
     assert not is_below("sources.trace", "astrasim.astra")
+
+
+READERS = {
+    *(f"common/{name}.py" for name in ("admission", "array_files", "yaml_files", "records", "shipped", "content")),
+}
+"""the modules that read: all that comes in goes through these"""
+OF_ITS_OWN = {
+    "common/files.py": "what it has just written",
+    "sources/trace/job.py": "the two sides of a traced run exchange these files",
+    "sources/trace/module_request.py": "as above",
+    "sources/trace/remains.py": "what a killed process printed, and files of the kernel",
+    "sources/trace/inside": "the traced process reads the data files of its own folder, and of the installed torch",
+    "describe/model/meta_device.py": "what a process that Forerun starts prints",
+    "evidence/traced/checkout.py": "a checkout that git made and hashes verify",
+    "interfaces/pytest_plugin.py": "an archive that git writes",
+    "astrasim/chakra/traces.py": "a tar file that `admission.opened` opens",
+}
+"""what is no input of a user, and why"""
+LOADING = {
+    *(
+        "yaml.load",
+        "yaml.safe_load",
+        "yaml.load_all",
+        "yaml.safe_load_all",
+        "yaml.full_load",
+        "json.load",
+        "json.loads",
+    ),
+    *("np.load", "np.loadtxt", "np.genfromtxt", "csv.reader", "csv.DictReader", "pickle.load", "pickle.loads"),
+    *("zipfile.ZipFile", "tarfile.open", "sqlite3.connect", "pandas.read_csv", "open"),
+}
+
+
+def loads(tree: ast.AST) -> set[str]:
+    """The calls that open or parse what comes in."""
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in LOADING or name.endswith((".read_text", ".read_bytes")):
+            found.add(name)
+        modes = [
+            part.value for part in (*node.args, *(k.value for k in node.keywords)) if isinstance(part, ast.Constant)
+        ]
+        if name.endswith(".open") and any(mode in ("r", "rb", "rt") for mode in modes):
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_what_comes_in_goes_through_the_admission_layer(path):
+    inside = path.relative_to(SOURCE).as_posix()
+    if inside in READERS or any(inside.startswith(own) for own in OF_ITS_OWN):
+        return
+    assert loads(ast.parse(path.read_text(encoding="utf-8"))) == set()
+
+
+def test_the_rule_would_notice_a_reader():
+    assert loads(ast.parse("yaml.safe_load(Path(p).read_text()); path.open('rb'); open(p)")) == {
+        *("yaml.safe_load", "Path(p).read_text", "path.open", "open")
+    }
+    assert loads(ast.parse("path.open('wb'); files.open(p); plan.open('dp')")) == set()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from forerun.common import content as module
+from forerun.common.admission import read_text
 from forerun.common.content import content, digest_of, forerun_digest
-from forerun.common.files import read_text
 
 
 class Color(Enum):
@@ -118,7 +118,7 @@ def test_the_file_of_a_user_counts_and_that_of_the_standard_library_does_not(tmp
     assert one[2] != other[2]
     assert len(one[2]) == 64
     assert content(inspect.getsource)[:3] == ["inspect", "getsource", None]
-    assert content(read_text)[:3] == ["forerun.common.files", "read_text", None]
+    assert content(read_text)[:3] == ["forerun.common.admission", "read_text", None]
     assert content(Path) == ["pathlib", "Path"]
 
 

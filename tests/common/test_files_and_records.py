@@ -5,8 +5,9 @@ import sqlite3
 import pytest
 
 from forerun.common import records
+from forerun.common.admission import parse_json, read_json, read_text
 from forerun.common.errors import ForerunError
-from forerun.common.files import make_folder, parse_json, read_json, read_text, whole_file
+from forerun.common.files import make_folder, whole_file
 from forerun.common.records import Records
 
 
@@ -58,7 +59,8 @@ def test_json_is_read_and_its_errors_name_the_line(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('{"a": [1, 2]}')
     assert read_json(path) == {"a": [1, 2]}
-    assert parse_json('{"a": 1}', "here", lambda pairs: pairs) == [("a", 1)]
+    with pytest.raises(ForerunError, match="here: key 'a' is given twice"):
+        parse_json('{"b": {"a": 1, "a": 2}}', "here")
     with pytest.raises(ForerunError, match="here, line 2: not JSON"):
         parse_json("{\n,", "here")
     with pytest.raises(ForerunError, match="here: not JSON: a number is too long"):

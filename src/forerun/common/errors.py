@@ -6,10 +6,22 @@ from contextlib import contextmanager
 
 _CLOSE = 3
 _MOST_LISTED = 40
+_LONGEST_NAME = 200
+_LONGEST_MESSAGE = 4000
+
+
+def bounded(text: str, most: int = _LONGEST_MESSAGE) -> str:
+    """Returns `text`, of which the middle is left out where it has more than `most` characters."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
 class ForerunError(ValueError):
     """Bad input. The message is one line that names the thing, the place and the fix."""
+
+
+class ImpossibleResult(ForerunError):
+    """A result that breaks physics or arithmetic: a bug of Forerun. The message has the numbers to report."""
 
 
 class UnknownName(ForerunError):
@@ -19,6 +31,7 @@ class UnknownName(ForerunError):
     """
 
     def __init__(self, what: str, name: str, known: list[str], command: str = "") -> None:
+        name = bounded(name, _LONGEST_NAME)
         lower = {k.lower(): k for k in known}
         longer = [k for k in lower if name and k.startswith(name.lower())]
         near = [*longer, *difflib.get_close_matches(name.lower(), lower, _CLOSE)]
@@ -39,7 +52,7 @@ def at(place: str) -> Iterator[None]:
     """Begins the messages of errors with `place`."""
     try:
         yield
-    except ImpossiblePlan as error:
-        raise ImpossiblePlan(f"{place}: {error}") from None
+    except (ImpossiblePlan, ImpossibleResult) as error:
+        raise type(error)(f"{place}: {error}") from None
     except ForerunError as error:
         raise ForerunError(f"{place}: {error}") from None

@@ -1,75 +1,119 @@
-"""Reading text and JSON with errors that name the file; writing files that appear whole or not at all."""
+"""Writing files that appear whole or not at all, and that replace nothing but plain files."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from forerun.common.errors import ForerunError
 
-
-def read_text(path: str | Path) -> str:
-    """Returns what a text file holds. Raises ForerunError if it can't be read or is not UTF-8."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ForerunError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
-
-
-def read_json(path: str | Path) -> Any:
-    """Returns what a JSON file holds. Raises ForerunError, naming the file and the line."""
-    return parse_json(read_text(path), str(path))
-
-
-def parse_json(text: str, place: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Returns what a JSON text holds; `pairs` makes a value of the keys and values of an object.
-
-    Raises ForerunError, naming `place` and the line, if the text is not JSON.
-    """
-    try:
-        return json.loads(text, object_pairs_hook=pairs)
-    except json.JSONDecodeError as error:
-        raise ForerunError(f"{place}, line {error.lineno}: not JSON: {error.msg}; is it cut short?") from None
-    except ForerunError:
-        raise
-    except (ValueError, RecursionError):
-        raise ForerunError(f"{place}: not JSON: a number is too long, or lists are nested too deeply") from None
-
-
-def unreadable(path: str | Path, error: Exception) -> ForerunError:
-    """The error that says why `path` can't be read."""
-    return ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}")
+TEMPORARY = ".forerun-*.tmp"
+"""the names of files that a killed process may leave behind"""
 
 
 def make_folder(path: str | Path) -> Path:
     """Makes a folder, and those around it, unless it is there. Raises ForerunError if that fails."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForerunError(f"{path}: can't be made a folder: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise ForerunError(f"{path}: can't be made a folder: {getattr(error, 'strerror', None) or error}") from None
     return Path(path)
 
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Opens a temporary file that replaces `path` when the block ends, or is removed if the block fails.
+    """Opens a file whose content is at `path` when the block ends; if the block fails, nothing changes there.
+
+    A temporary file beside a plain file takes its place. A link stays, and what it leads to is written. What can't be
+    replaced without a loss (a device, a pipe, a file of another user or with further names) is written in place, after
+    the block.
 
     Raises ForerunError if the file can't be written.
     """
-    target = Path(path)
-    temporary = Path(f"{target.parent / ('.' + target.name)}.{os.getpid()}.tmp")
+    with whole_files() as files, files.open(path) as file:
+        yield file
+
+
+@contextmanager
+def whole_files() -> Iterator[WholeFiles]:
+    """Opens files that appear when the block ends: all of them, or none if the block fails."""
+    files = WholeFiles()
     try:
-        with temporary.open("wb") as file:
-            yield file
-        temporary.replace(target)
-    except OSError as error:
-        raise ForerunError(f"{target}: can't be written: {error.strerror or error}") from error
+        yield files
+        files.appear()
     finally:
-        with suppress(OSError):
-            temporary.unlink()
+        files.remove_temporaries()
+
+
+class WholeFiles:
+    """Files that appear together: each is written to a temporary file of an unpredictable name first."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Path, Path, int | None]] = []
+        """temporary file, what was asked for, and the mode of the new file (None: written in place)"""
+
+    @contextmanager
+    def open(self, path: str | Path, executable: bool = False) -> Iterator[BinaryIO]:
+        """Opens the temporary file of `path`. Raises ForerunError as `whole_file`."""
+        try:
+            temporary = self._temporary(Path(path), executable)
+            with temporary.open("wb") as file:
+                yield file
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def _temporary(self, path: Path, executable: bool) -> Path:
+        try:
+            target, mode = _place_of(path)
+        except ValueError as error:
+            raise error if isinstance(error, ForerunError) else _unwritable(path, error) from None
+        number, name = tempfile.mkstemp(prefix=".forerun-", suffix=".tmp", dir=None if mode is None else target.parent)
+        os.close(number)
+        self._waiting.append((Path(name), target, None if mode is None else mode | 0o111 * executable))
+        return Path(name)
+
+    def appear(self) -> None:
+        """Puts every file in its place. Raises ForerunError if one can't be written."""
+        for temporary, target, mode in self._waiting:
+            try:
+                if mode is None:
+                    with temporary.open("rb") as source, target.open("wb") as file:
+                        shutil.copyfileobj(source, file)
+                else:
+                    temporary.chmod(mode)
+                    temporary.replace(target)
+            except OSError as error:
+                raise _unwritable(target, error) from error
+
+    def remove_temporaries(self) -> None:
+        """Removes the temporary files that are left."""
+        for temporary, _, _ in self._waiting:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def _place_of(path: Path) -> tuple[Path, int | None]:
+    """Returns where a file is to be made and with which mode, or `path` and None where it is written in place."""
+    try:
+        about = path.stat()
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        return Path(os.path.realpath(path)), 0o666 & ~umask
+    if stat.S_ISDIR(about.st_mode):
+        raise ForerunError(f"{path}: can't be written: it is a folder")
+    if not os.access(path, os.W_OK):
+        raise ForerunError(f"{path}: can't be written: it is write-protected, or another user's")
+    own = not hasattr(os, "geteuid") or about.st_uid == os.geteuid()
+    replaced = stat.S_ISREG(about.st_mode) and own and about.st_nlink == 1
+    return (Path(os.path.realpath(path)), stat.S_IMODE(about.st_mode)) if replaced else (path, None)
+
+
+def _unwritable(path: str | Path, error: Exception) -> ForerunError:
+    return ForerunError(f"{path}: can't be written: {getattr(error, 'strerror', None) or error}")

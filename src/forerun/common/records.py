@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from forerun.common.admission import parse_json, refuse_special
 from forerun.common.errors import ForerunError
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Records:
     def __init__(self, path: Path, table: str) -> None:
         self.path = path
         self._table = table
+        if path.exists():
+            refuse_special(path.stat(), path)
         try:
             self._base = sqlite3.connect(path, timeout=_PATIENCE_S)
             try:
@@ -88,6 +91,6 @@ class Records:
 
     def _read(self, query: str, values: Sequence[str]) -> dict[str, Any]:
         try:
-            return {key: json.loads(record) for key, record in self._base.execute(query, values)}
+            return {key: parse_json(record, key) for key, record in self._base.execute(query, values)}
         except (sqlite3.Error, ValueError, TypeError) as error:
             raise self.unusable(error) from None

@@ -1,4 +1,4 @@
-"""Constants that the package ships in YAML files."""
+"""Constants and texts that the package ships in files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ def _loaded(kind: Any, package: str, name: str) -> Any:
 @cache
 def shipped_data(package: str, name: str) -> Any:
     """The contents of the YAML file `name` of `package`, which the caller must not change."""
-    return parse_any_yaml((resources.files(package) / name).read_text(encoding="utf-8"), name)
+    return parse_any_yaml(shipped_text(package, name), name)
+
+
+def shipped_text(package: str, name: str) -> str:
+    """The text of the file `name` of `package`."""
+    return (resources.files(package) / name).read_text(encoding="utf-8")
 
 
 _adapter: Callable[[Any], pydantic.TypeAdapter[Any]] = cache(pydantic.TypeAdapter)

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from forerun.common.admission import DEEPEST, admit, read_text
 from forerun.common.errors import ForerunError
-from forerun.common.files import read_text
 
 
 class Entry(BaseModel):
@@ -53,6 +53,10 @@ class _FastLoader(_KeysOnce, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # 
 
 _MOST_FAST = 1 << 15
 """characters; in a longer text mappings can nest so deeply that libyaml's recursion overflows the stack"""
+_MOST_BYTES = 1 << 23
+"""largest YAML file; PyYAML reads 0.5 MB a second or so"""
+_MOST_REPEATED = 100_000
+"""values by which aliases and merge keys may make a text longer"""
 _NO_THOUSANDS = re.compile(r"(?![0-9]{1,3}(?:_[0-9]{3})+$)[0-9]+(?:_[0-9]+)+$")
 """1_000 is a number; 32_1_2 is text, though YAML 1.1 drops every underscore"""
 _Loader.yaml_implicit_resolvers = _FastLoader.yaml_implicit_resolvers = {
@@ -63,7 +67,7 @@ _Loader.yaml_implicit_resolvers = _FastLoader.yaml_implicit_resolvers = {
 
 def read_any_yaml(path: str | Path) -> Any:
     """Returns the contents of a YAML (or JSON) file, whatever their type. Raises ForerunError as `read_yaml` does."""
-    return parse_any_yaml(read_text(path), str(path))
+    return parse_any_yaml(read_text(path, _MOST_BYTES), str(path))
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     Raises ForerunError, which names the file and where possible the line, for a file that is unreadable, not UTF-8 or
     not YAML, gives a key twice, or has no mapping at the top.
     """
-    return parse_yaml(read_text(path), str(path))
+    return parse_yaml(read_text(path, _MOST_BYTES), str(path))
 
 
 def parse_yaml(text: str, place: str) -> dict[str, Any]:
@@ -86,22 +90,93 @@ def parse_yaml(text: str, place: str) -> dict[str, Any]:
 def parse_any_yaml(text: str, place: str) -> Any:
     """Returns the contents of a YAML text, whatever their type. Raises ForerunError as `read_yaml` does."""
     try:
-        return _loaded(text)
+        data = _loaded(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         raise ForerunError(f"{place}{where}: not valid YAML: {' '.join(problem.split())}") from None
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ForerunError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ForerunError(f"{place}: not valid YAML: {_TOO_DEEP}") from None
+    except ForerunError as error:
+        raise ForerunError(f"{place}{error}") from None
+    except _WRONG_TAG as error:  # PyYAML takes a tag such as !!int at its word
+        raise ForerunError(f"{place}: not valid YAML: a value is not of its tag's type ({error})") from None
+    admit(data, place)
+    return data
+
+
+_TOO_DEEP = f"lists and mappings lie more than {DEEPEST} levels deep"
+_WRONG_TAG = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 
 def _loaded(text: str) -> Any:
     """Returns the contents of a YAML text. What is wrong with one, the parser in Python says, in its own words."""
-    if len(text) <= _MOST_FAST:
-        with contextlib.suppress(yaml.YAMLError):
-            return yaml.load(text, Loader=_FastLoader)
-    return yaml.load(text, Loader=_Loader)
+    if len(text) > _MOST_FAST:
+        _refuse_deep(text)
+        return _constructed(_FastLoader, text)
+    with contextlib.suppress(yaml.YAMLError):
+        return _constructed(_FastLoader, text)
+    return _constructed(_Loader, text)
+
+
+def _refuse_deep(text: str) -> None:
+    """Raises ForerunError for a text that nests too deeply; parsing events takes no recursion."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_FastLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ForerunError(f", line {_line(event)}: not valid YAML: {_TOO_DEEP}")
+
+
+def _constructed(kind: Any, text: str) -> Any:
+    """Returns the contents of a text once the nodes that it consists of are known to be no bomb."""
+    loader = kind(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse_bombs(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _refuse_bombs(root: yaml.Node) -> None:
+    """Raises ForerunError for a value that contains itself, and for aliases that make a text much longer.
+
+    The number of values that a node stands for is counted once for each node, after those in it.
+    """
+    values: dict[int, int] = {}
+    above: set[int] = set()
+    waiting: list[tuple[yaml.Node, bool]] = [(root, False)]
+    while waiting:
+        node, is_done = waiting.pop()
+        own = id(node)
+        if is_done:
+            above.discard(own)
+            values[own] = 1 + sum(values[id(part)] for part in _parts(node))
+            if values[own] > len(values) + _MOST_REPEATED:
+                said = f"aliases repeat more than {_MOST_REPEATED:,} values; write out what is meant"
+                raise ForerunError(f", line {_line(node)}: {said}")
+            continue
+        if own in values:
+            continue
+        if own in above:
+            raise ForerunError(f", line {_line(node)}: a value contains itself; remove the alias in it")
+        above.add(own)
+        waiting.append((node, True))
+        waiting += [(part, False) for part in _parts(node) if id(part) not in values]
+
+
+def _line(part: Any) -> int:
+    return int(part.start_mark.line) + 1
+
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
 
 
 def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType:

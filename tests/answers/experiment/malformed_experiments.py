@@ -304,7 +304,7 @@ def _broken_texts() -> Iterator[Malformed]:
         ("two documents", right + "---\n" + right, "line"),
         ("an unknown tag", right + "network: !!python/object:os.system {}\n", "not valid YAML"),
         ("an unknown anchor", right + "network: *nowhere\n", "nowhere"),
-        ("an anchor in itself", right + "thresholds: &a {memory: *a}\n", "memory"),
+        ("an anchor in itself", right + "thresholds: &a {memory: *a}\n", "contains itself"),
         ("a key that is a list", right + "network: {[1]: 2}\n", "not valid YAML"),
         ("a date", right + "thresholds: {memory: 2026-01-01}\n", "memory"),
         ("a huge number", right + "thresholds: {memory: " + "9" * 5000 + "}\n", "not valid YAML"),

@@ -54,7 +54,7 @@ def test_a_killed_study_ends_with_the_same_files(tmp_path: Path) -> None:
     kept = files_of(broken)
     assert len(kept) == 1
     assert kept.items() < expected.items()
-    (broken / "points" / ".half.json.4242.tmp").write_bytes(b"{")  # as a process that is killed while it writes leaves
+    (broken / "points" / ".forerun-half.tmp").write_bytes(b"{")  # as a process that is killed while it writes leaves
 
     resumed = subprocess.run(command(broken, 0), capture_output=True, text=True, check=True)
     assert simulated(resumed.stdout) == N_POINTS - 1

@@ -303,7 +303,7 @@ def test_groups_keep_their_order(tmp_path):
         ({"1": [0, -1]}, "expected ranks, got -1"),
         ({"1": [0, 2.5]}, "expected ranks, got 2.5"),
         ({"1": [4, 3, 4]}, "rank 4 is in it twice"),
-        ('{"1": [0], "1": [1]}', "group '1' is given twice"),
+        ('{"1": [0], "1": [1]}', "key '1' is given twice"),
     ],
 )
 def test_bad_groups(tmp_path, text, complaint):

@@ -154,7 +154,7 @@ def test_any_trace_converts_and_back(tmp_path_factory, made):
         ("a.jsonl", '{"metadata": {}}\n{"name": "\\ud800"}', "line 2: "),
         ("a.jsonl", '{"metadata": {}}\n[]', "line 2: expected an object"),
         ("a.jsonl", '{"metadata": {}}\n{"type": "COMPUTE"}', "line 2: "),
-        ("a.jsonl", '{"metadata": {}}\n' + "[" * 100_000, "line 2: JSON that is not a trace"),
+        ("a.jsonl", '{"metadata": {}}\n' + "[" * 100_000, "line 2: not JSON"),
         ("a.jsonl", b"\xff", "line 1: not UTF-8"),
         ("a.json", "[]", "expected an object with metadata"),
         ("a.json", '{"metadata": {}, "nodes": [1]}', "node number 1: expected an object"),

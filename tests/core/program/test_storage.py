@@ -111,10 +111,14 @@ def rewritten(path: Path, **header: object) -> Path:
     [
         ({"version": 3}, "format version 3, this forerun reads 1 to 2"),
         ({"format": "other"}, "not a saved Program"),
-        ({"blocks": "b"}, "damaged or not a saved Program"),
+        ({"blocks": "b"}, "header: blocks: input should be a valid list, got 'b'"),
         ({"blocks": ["b", "c"]}, "damaged or not a saved Program"),
-        ({"meta": []}, "damaged or not a saved Program"),
-        ({"rank_classes": [{"name": "x", "n_ranks": 1, "colour": 3}]}, "damaged or not a saved Program"),
+        ({"meta": []}, "header: meta: expected keys and values"),
+        ({"rank_classes": [{"name": "x", "n_ranks": 1, "colour": 3}]}, "unknown key 'rank_classes.0.colour'"),
+        ({"rank_classes": [{"name": "x", "n_ranks": "1"}]}, "n_ranks: input should be a valid integer"),
+        ({"rank_classes": [{"name": "x", "n_ranks": 2**40}]}, "n_ranks: input should be less than or equal to"),
+        ({"channels": [{"name": "x", "members": [[0]]}]}, "members"),
+        ({"meta": {"a": float("inf")}}, "meta.a: the number inf is not finite"),
         ({"op_names": ["a"]}, "column name has 1 entries, not 6"),
     ],
 )

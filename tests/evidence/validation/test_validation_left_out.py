@@ -85,7 +85,7 @@ def test_the_report_prints_them(results: list[RowResult], tmp_path: Path) -> Non
         (HEADER + "row-1,lab,x,1.5,fast\n", "left-out.csv line 2: left_out_s is 'fast', expected a positive number"),
         (HEADER + "row-1,lab,x,1.5,-1\n", "left_out_s is '-1', expected a positive number"),
         (HEADER + "row-1,lab,x,1.5,nan\n", "left_out_s is 'nan', expected a positive number"),
-        (b"id,source,left_out_s\n\xff\xfe,x,1\n", "not a CSV file"),
+        (b"id,source,left_out_s\n\xff\xfe,x,1\n", "not UTF-8 text"),
     ],
 )
 def test_a_bad_file_gives_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -97,7 +97,7 @@ def test_a_bad_file_gives_one_line(tmp_path: Path, text: str | bytes, message: s
 
 
 def test_a_missing_file_and_one_of_another_table_are_told(results: list[RowResult], tmp_path: Path) -> None:
-    with pytest.raises(ForerunError, match=r"absent\.csv: No such file"):
+    with pytest.raises(ForerunError, match=r"absent\.csv: can't be read: No such file"):
         read_left_out(tmp_path / "absent.csv")
     with pytest.raises(ForerunError, match="none of its rows is in the table"):
         left_out(results, read_left_out(written(tmp_path, "another,lab,x,1.5,1.2")))

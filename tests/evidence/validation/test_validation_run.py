@@ -103,9 +103,9 @@ def test_nothing_partial_is_left_when_writing_fails(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.mkdir()
     (target / "kept").touch()
-    with pytest.raises(ForerunError, match=r"out: cannot write"):
+    with pytest.raises(ForerunError, match=r"out: can't be written"):
         write_predictions(target, results)
-    with pytest.raises(ForerunError, match=r"absent/predictions.csv: cannot write"):
+    with pytest.raises(ForerunError, match=r"absent/predictions.csv: can't be written"):
         write_predictions(tmp_path / "absent" / "predictions.csv", results)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "rows.csv"]
 

@@ -102,19 +102,19 @@ def test_a_file_that_whole_file_can_not_write_is_named_where_it_belongs(tmp_path
 
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ForerunError, match="file/out: can't be written: Not a directory"):
+    with pytest.raises(ForerunError, match="file/out: can't be made a folder: Not a directory"):
         export(by_hand.scaling_study("study"), tmp_path / "file" / "out")
 
 
 def test_a_folder_in_the_place_of_a_file_is_named_before_anything_is_moved(tmp_path: Path) -> None:
     (tmp_path / "study_scales.csv").mkdir()
-    with pytest.raises(ForerunError, match=r"study_scales\.csv: can't be written: it is a folder"):
+    with pytest.raises(ForerunError, match=r"study_scales\.csv: can't be written: it is no plain file"):
         export(by_hand.scaling_study("study"), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["study_scales.csv"]
 
 
 def test_what_a_killed_export_left_is_cleared(tmp_path: Path) -> None:
-    left = tmp_path / ".export.tmp"
+    left = tmp_path / ".forerun-half.tmp"
     left.mkdir()
     (left / "half.png").write_bytes(b"x")
     export(by_hand.comparison("study"), tmp_path)

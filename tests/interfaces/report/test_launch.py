@@ -362,5 +362,5 @@ def test_notes_say_what_differs():
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ForerunError, match="can't be made: "):
+    with pytest.raises(ForerunError, match="can't be made a folder: "):
         write_launch(tmp_path / "file" / "folder", {"a": "b"})

@@ -133,7 +133,7 @@ def test_bad_folders_and_a_missing_library_are_told(
     made: Prediction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ForerunError, match=r"file: can't be made: File exists"):
+    with pytest.raises(ForerunError, match=r"file: can't be made a folder: File exists"):
         write_validation_pictures(tmp_path / "file", many(made, 4))
     monkeypatch.setattr(pictures_of_validation, "drawing_is_possible", lambda: False)
     with pytest.raises(ForerunError, match=r"--plots needs matplotlib: pip install 'forerun\[plot\]'"):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from forerun.common.admission import parse_json, read_text
 from forerun.common.errors import ForerunError
-from forerun.common.files import whole_file
+from forerun.common.files import TEMPORARY, whole_file
 from forerun.common.processes import Processes, default_workers
 
 NAME = "points"
@@ -40,7 +40,7 @@ class Store(Generic[Point]):
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for left in self.folder.glob(".*.tmp"):  # of a study that was killed while it wrote
+            for left in self.folder.glob(TEMPORARY):  # of a study that was killed while it wrote
                 left.unlink()
         except OSError as error:
             raise ForerunError(f"{self.folder}: can't be written: {error.strerror or error}") from None
@@ -53,14 +53,13 @@ class Store(Generic[Point]):
         if self.folder is None:
             return None
         path = self._path(key)
+        if not path.exists():
+            return None
+        text = read_text(path)
         try:
-            with suppress(FileNotFoundError):
-                return self._kind.validate_python(json.loads(path.read_bytes())["point"])
-        except OSError as error:
-            raise ForerunError(f"{path}: can't be read: {error.strerror or error}") from None
+            return self._kind.validate_python(parse_json(text, str(path))["point"])
         except (ValueError, TypeError, KeyError, ValidationError):
             raise ForerunError(f"{path}: this file is no point of a study; remove it") from None
-        return None
 
     def keep(self, key: str, label: str, point: Point) -> None:
         """Write the file of a point, whole or not at all.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from io import StringIO
 from math import isfinite
 from pathlib import Path
 
 from forerun.answers.jobs.job import Job
+from forerun.common.admission import read_rows, refuse_repeated
 from forerun.common.errors import ForerunError
-from forerun.common.files import read_text
 
 _COLUMNS = {
     "name": ("job_id", "jobid", "name", "id"),
@@ -41,8 +39,9 @@ def read_jobs(path: str | Path) -> JobTrace:
     Raises ForerunError, which names the file and the line, for a file that can't be read, lacks a column, or has a row
     that makes no sense.
     """
-    rows = csv.DictReader(StringIO(read_text(path), newline=""))
-    names = rows.fieldnames or []
+    rows = read_rows(path)
+    _, names = next(rows, (0, []))
+    refuse_repeated(names, str(path))
     columns = {what: next((name for name in known if name in names), None) for what, known in _COLUMNS.items()}
     from_to = next((pair for pair in _FROM_TO if set(pair) <= set(names)), None)
     for what in ("gpus", "submit"):
@@ -52,7 +51,8 @@ def read_jobs(path: str | Path) -> JobTrace:
         raise ForerunError(f"{path}: no column for the duration; expected one of {', '.join(_COLUMNS['duration'])}")
     jobs: list[Job] = []
     left_out = 0
-    for number, row in enumerate(rows, 2):
+    for number, cells in rows:
+        row = dict(zip(names, cells, strict=False))  # cells that a row lacks are empty
         job = _job(row, columns, from_to, f"{path}, line {number}", len(jobs))
         if job is None:
             left_out += 1
@@ -66,7 +66,7 @@ def read_jobs(path: str | Path) -> JobTrace:
 
 
 def _job(
-    row: Mapping[str, str | None],
+    row: Mapping[str, str],
     columns: Mapping[str, str | None],
     from_to: Sequence[str] | None,
     place: str,

@@ -21,8 +21,8 @@ from forerun.astrasim.chakra.groups import read_comm_groups
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
 from forerun.astrasim.chakra.traces import open_traces
 from forerun.astrasim.stage.first_generation import generate, load_stage_args
+from forerun.common.admission import read_json
 from forerun.common.errors import ForerunError
-from forerun.common.files import read_json
 from forerun.core.network.network_file import read_network
 
 _TRACES = ("et", "et.tar.gz", "et.tar.zst", "et.tar", "et_rank0.et", "et_rank0.et.gz", "et_rank0.et.zst")

@@ -6,7 +6,6 @@ strided groups (`group_size`, `stride`; every rank is in one group, and all grou
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from forerun.astrasim.astra.single import collective_times, message_times
 from forerun.astrasim.astra.system import System, system_from
 from forerun.astrasim.chakra.trace import CommType
+from forerun.common.admission import parse_json
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import Network, network_from
 from forerun.core.program.types import I64
@@ -66,8 +66,8 @@ def case_results(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def _parse(line: str) -> dict[str, Any]:
     try:
-        case = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        case = parse_json(line, "it")
+    except ForerunError as error:
         raise ForerunError(f"not a JSON object ({str(error)[:_SHORT]})") from None
     if not isinstance(case, dict):
         raise ForerunError(f"not a JSON object but {line.strip()[:_SHORT]}")

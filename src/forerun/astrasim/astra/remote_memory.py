@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from forerun.common.admission import read_json
 from forerun.common.errors import ForerunError
-from forerun.common.files import read_json
 from forerun.core.program.types import I64
 
 

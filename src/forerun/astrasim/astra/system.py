@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from forerun.common.admission import read_json
 from forerun.common.errors import ForerunError
-from forerun.common.files import read_json
 
 _IMPLEMENTATION = re.compile(
     r"(ring|oneRing|doubleBinaryTree|halvingDoubling|oneHalvingDoubling|(direct|oneDirect)(\d*))"

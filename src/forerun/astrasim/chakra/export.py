@@ -26,7 +26,7 @@ from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTr
 from forerun.astrasim.chakra.writer import write_rank
 from forerun.common.arrays import csr
 from forerun.common.errors import ForerunError
-from forerun.common.files import make_folder, whole_file
+from forerun.common.files import make_folder, whole_files
 from forerun.common.units import PS_PER_US
 from forerun.core.program.kinds import Delay, Direction, HostCopy, Transfer
 from forerun.core.program.origin import Origin
@@ -67,10 +67,11 @@ def write_run(folder: str | Path, program: Program, duration_ps: I64 | None = No
     """
     traces, groups = to_traces(program, duration_ps)
     place = make_folder(folder)
-    with whole_file(place / "comm_group.json") as file:
-        file.write(json.dumps(groups).encode())
-    for rank, trace in enumerate(traces):
-        write_rank(place / f"trace.{rank}.et", trace)
+    with whole_files() as files:
+        with files.open(place / "comm_group.json") as file:
+            file.write(json.dumps(groups).encode())
+        for rank, trace in enumerate(traces):
+            write_rank(place / f"trace.{rank}.et", trace, files)
     return len(traces)
 
 

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import zstandard
 
 from forerun.common.errors import ForerunError
-from forerun.common.files import unreadable
 
 MAX_MESSAGE_BYTES = 1 << 28
 """longest message that is read; real nodes have a few hundred bytes"""
 _CHUNK = 1 << 20
 _COMPRESSED_CHUNK = 1 << 12
 """bytes decompressed at once; even the densest input then gives at most 128 MiB"""
+_LEAST_SUSPECT_BYTES = 1 << 28
+_MOST_DENSE = 300
+"""times that a trace may grow when it is decompressed; nodes with their attributes compress ten- to fiftyfold"""
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _GZIP_WINDOW = 31
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for reading. Raises ForerunError if that fails."""
-    try:
-        file = path.open("rb")
-    except (OSError, ValueError) as error:
-        raise unreadable(path, error) from None
-    with file:
-        yield file
 
 
 def chunks(file: BinaryIO, place: str) -> Iterator[bytes]:
@@ -55,12 +44,18 @@ def chunks(file: BinaryIO, place: str) -> Iterator[bytes]:
 def _decompressed(head: bytes, file: BinaryIO, place: str, new: Any) -> Iterator[bytes]:
     # A compressed file may consist of several frames, each of which knows its end.
     stream: Any = None
+    n_packed = n_unpacked = 0
     while head:
+        n_packed += len(head)
         for start in range(0, len(head), _COMPRESSED_CHUNK):
             data = head[start : start + _COMPRESSED_CHUNK]
             while data:
                 stream = stream or new()
-                yield stream.decompress(data)
+                piece = stream.decompress(data)
+                n_unpacked += len(piece)
+                if n_unpacked > max(_LEAST_SUSPECT_BYTES, _MOST_DENSE * n_packed):
+                    raise ForerunError(f"{place}: unpacks to more than {_MOST_DENSE} times its size; it is no trace")
+                yield piece
                 data = stream.unused_data
                 stream = None if stream.eof else stream
         head = file.read(_CHUNK)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
+from forerun.common.admission import parse_json, read_text
 from forerun.common.errors import ForerunError
-from forerun.common.files import parse_json, read_text
 
 
 def read_comm_groups(path: str | Path) -> CommGroups:
@@ -25,16 +25,7 @@ def read_comm_groups(path: str | Path) -> CommGroups:
 
 def parse_comm_groups(text: str, place: str) -> CommGroups:
     """Reads the communicator groups of a JSON text. Raises ForerunError as `read_comm_groups` does, naming `place`."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen = dict(pairs)
-        for name, _ in pairs:
-            if name not in seen:
-                raise ForerunError(f"{place}: group {name!r} is given twice")
-            del seen[name]
-        return dict(pairs)
-
-    data = parse_json(text, place, unique)
+    data = parse_json(text, place)
     if not isinstance(data, dict):
         raise ForerunError(f"{place}: not a mapping of group names to lists of ranks")
     return {name: _ranks(ranks, f"{place}: group {name!r}") for name, ranks in data.items()}
@@ -62,7 +53,7 @@ def process_groups(text: str) -> dict[str, tuple[int, ...]]:
     if start < 0 or end < start:
         return {}
     try:
-        items = json.loads(text[start : end + 2].replace("\\'", "'"))
+        items = parse_json(text[start : end + 2].replace("\\'", "'"), "groups")
         found = {str(item["pg_name"]): tuple(item["ranks"]) for item in items}
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}

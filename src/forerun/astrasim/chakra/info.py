@@ -10,12 +10,12 @@ from typing import Any
 
 from forerun.astrasim.chakra.attributes import DIMENSION_SPELLINGS, Value, participants_attribute, text_of, whole_number
 from forerun.astrasim.chakra.columns import NumberCache
-from forerun.astrasim.chakra.framing import opened
 from forerun.astrasim.chakra.graph import Graph
 from forerun.astrasim.chakra.reader import collector_paused, describe, metadata, node_messages
 from forerun.astrasim.chakra.schema import RawNode
 from forerun.astrasim.chakra.trace import CommType, NodeKind
 from forerun.astrasim.chakra.traces import trace_files
+from forerun.common.admission import opened
 from forerun.common.errors import ForerunError
 
 _BY_DIMENSION = "(by dimension)"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from forerun.astrasim.chakra.columns import AttributeCache, Columns
-from forerun.astrasim.chakra.framing import chunks, messages, opened
+from forerun.astrasim.chakra.framing import chunks, messages
 from forerun.astrasim.chakra.schema import UNDECODABLE, GlobalMetadata, Node, RawNode
 from forerun.astrasim.chakra.trace import RankTrace
+from forerun.common.admission import opened
 from forerun.common.errors import ForerunError
 
 

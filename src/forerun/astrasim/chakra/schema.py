@@ -6,15 +6,15 @@ all of them.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import yaml
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
+
+from forerun.common.shipped import shipped_data
 
 VERSION = "Chakra v0.0.4"
 
@@ -24,8 +24,7 @@ def _classes() -> dict[str, Any]:
 
     Most attributes of a trace repeat byte for byte, so decoding them through a cache reads a trace twice as fast.
     """
-    text = Path(__file__).with_name("et_def.yaml").read_text(encoding="utf-8")
-    file = ParseDict(yaml.safe_load(text), FileDescriptorProto())
+    file = ParseDict(shipped_data("forerun.astrasim.chakra", "et_def.yaml"), FileDescriptorProto())
     raw = file.message_type.add()
     raw.CopyFrom(next(message for message in file.message_type if message.name == "Node"))
     raw.name = "RawNode"

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import IO, BinaryIO, TypeVar, cast
 
 from forerun.astrasim.chakra.columns import new_cache
-from forerun.astrasim.chakra.framing import chunks, opened
+from forerun.astrasim.chakra.framing import chunks
 from forerun.astrasim.chakra.reader import read_rank_from
 from forerun.astrasim.chakra.trace import RankTrace
+from forerun.common.admission import opened, unreadable
 from forerun.common.errors import ForerunError
-from forerun.common.files import unreadable
 
 _NAME = re.compile(r"(?P<prefix>.*?)(?:\.(?P<rank>0|[1-9]\d{0,8}|ALL_RANKS)|_rank(?P<only>0))\.et(?:\.gz|\.zst)?", re.S)
 _ALL = "ALL_RANKS"

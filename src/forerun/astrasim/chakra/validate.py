@@ -9,13 +9,13 @@ from typing import Any
 from forerun.astrasim.chakra.attributes import DIMENSION_SPELLINGS, Value, decoded, participants_attribute, text_of
 from forerun.astrasim.chakra.checks import Finding, Findings, Problem, attempt, number, problems, tensor_problems
 from forerun.astrasim.chakra.columns import AttributeCache
-from forerun.astrasim.chakra.framing import opened
 from forerun.astrasim.chakra.graph import Graph
 from forerun.astrasim.chakra.matching import ALL_RANKS, Collectives, Messages
 from forerun.astrasim.chakra.reader import collector_paused, node_messages
 from forerun.astrasim.chakra.schema import RawNode
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind
 from forerun.astrasim.chakra.traces import trace_files
+from forerun.common.admission import opened
 
 _SEND, _COLLECTIVE, _LAST_COMM_TYPE = int(NodeKind.SEND), int(NodeKind.COLLECTIVE), int(max(CommType))
 LISTED = 100

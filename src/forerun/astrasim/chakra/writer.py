@@ -15,7 +15,7 @@ from forerun.astrasim.chakra.attributes import DIMENSION_SPELLINGS, GROUP_SPELLI
 from forerun.astrasim.chakra.groups import process_group_text
 from forerun.astrasim.chakra.schema import AttributeProto, GlobalMetadata, RawNode
 from forerun.astrasim.chakra.trace import NodeKind, RankTrace
-from forerun.common.files import whole_file
+from forerun.common.files import WholeFiles, whole_file
 
 SCHEMA = "symbolic_tensor_network"
 """the schema that STAGE names in the metadata of its traces"""
@@ -25,12 +25,12 @@ _CACHED = 1 << 14
 
 
 @contextmanager
-def message_writer(path: str | Path) -> Iterator[Callable[[bytes], None]]:
+def message_writer(path: str | Path, files: WholeFiles | None = None) -> Iterator[Callable[[bytes], None]]:
     """Gives a function that writes one message to the trace file `path`, as `packed_file` does.
 
     Raises ForerunError if the file can't be written.
     """
-    with packed_file(path) as file:
+    with packed_file(path, files) as file:
 
         def write(message: bytes) -> None:
             size, head = len(message), bytearray()
@@ -44,12 +44,14 @@ def message_writer(path: str | Path) -> Iterator[Callable[[bytes], None]]:
 
 
 @contextmanager
-def packed_file(path: str | Path) -> Iterator[BinaryIO]:
+def packed_file(path: str | Path, files: WholeFiles | None = None) -> Iterator[BinaryIO]:
     """Opens a file that appears whole or not at all, compressed if its name ends in .gz or .zst.
+
+    With `files` it appears together with these.
 
     Raises ForerunError if it can't be written.
     """
-    with whole_file(path) as file:
+    with whole_file(path) if files is None else files.open(path) as file:
         if Path(path).suffix == ".gz":
             # The file holds neither its name nor a time, so that equal traces make equal files.
             with gzip.GzipFile("", "wb", _COMPRESSION_LEVEL, file, mtime=0) as packed:
@@ -61,13 +63,15 @@ def packed_file(path: str | Path) -> Iterator[BinaryIO]:
             yield file
 
 
-def write_rank(path: str | Path, trace: RankTrace) -> None:
+def write_rank(path: str | Path, trace: RankTrace, files: WholeFiles | None = None) -> None:
     """Writes one rank's trace as a file that `read_rank` reads back equal, with names if the trace has them.
+
+    With `files` it appears together with these.
 
     Raises ForerunError if the file can't be written.
     """
     metadata = GlobalMetadata(attr=[AttributeProto(name="schema", string_val=SCHEMA)])
-    with message_writer(path) as write:
+    with message_writer(path, files) as write:
         write(metadata.SerializeToString())
         for message in _messages(trace):
             write(message)

@@ -23,8 +23,8 @@ import numpy as np
 
 from forerun.astrasim.messages.flows import share
 from forerun.astrasim.messages.links import Delivery, deliver
+from forerun.common.admission import read_json
 from forerun.common.errors import ForerunError
-from forerun.common.files import read_json
 from forerun.core.network.network_file import Network, network_from, parse_topology, unit_is_gib
 
 Model = Literal["links", "flows"]

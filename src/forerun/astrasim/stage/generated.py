@@ -20,7 +20,7 @@ import numpy as np
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
 from forerun.astrasim.chakra.writer import write_rank
 from forerun.common.errors import ForerunError
-from forerun.common.files import make_folder, whole_file
+from forerun.common.files import make_folder, whole_files
 from forerun.core.program.types import I32
 
 
@@ -147,8 +147,9 @@ def write_traces(traces: GeneratedTraces, folder: Path, output_name: str, comm_g
     Raises ForerunError if a file can't be written.
     """
     make_folder(folder)
-    with whole_file(folder / comm_group_file) as file:
-        file.write(json.dumps(traces.groups).encode())
     name = trace_name(output_name)
-    for rank in range(len(traces)):
-        write_rank(folder / name.replace(RANK, str(rank)), traces.rank(rank, names=True))
+    with whole_files() as files:
+        with files.open(folder / comm_group_file) as file:
+            file.write(json.dumps(traces.groups).encode())
+        for rank in range(len(traces)):
+            write_rank(folder / name.replace(RANK, str(rank)), traces.rank(rank, names=True), files)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from forerun.common.admission import cells_of, read_text
 from forerun.common.errors import ForerunError
 from forerun.core.cost.measured import ANY, CollectiveShape, Curve, GemmShape, KernelProfile, Measured, NetworkProfile
 from forerun.core.program.types import Collective
@@ -180,12 +180,7 @@ class _Row:
 
 def _rows(path: Path, known: Sequence[str], needed: Sequence[str]) -> Iterator[_Row]:
     """Yields the lines of a CSV file with a header, without empty ones and those that start with #."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ForerunError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except (OSError, ValueError) as error:
-        raise ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(path)
     header: list[str] | None = None
     n_rows = 0
     for line, raw in enumerate(text.splitlines(), 1):
@@ -204,10 +199,7 @@ def _rows(path: Path, known: Sequence[str], needed: Sequence[str]) -> Iterator[_
 
 
 def _cells(path: Path, line: int, raw: str) -> list[str]:
-    try:
-        return [cell.strip() for cell in next(csv.reader([raw], strict=True))]
-    except csv.Error as error:
-        raise ForerunError(f"{path}, line {line}: not CSV: {error}") from None
+    return [cell.strip() for cell in cells_of(raw, f"{path}, line {line}")]
 
 
 def _header(path: Path, line: int, cells: list[str], known: Sequence[str], needed: Sequence[str]) -> list[str]:

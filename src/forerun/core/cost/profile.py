@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache, lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
+from forerun.common.admission import read_text
 from forerun.common.errors import ForerunError, UnknownName
-from forerun.common.files import read_text
+from forerun.common.shipped import shipped_data
 from forerun.common.yaml_files import parse_yaml
 from forerun.core.network.constants import NodeCollectives
 from forerun.describe.cluster.catalog import device_kernels
@@ -225,6 +225,5 @@ def _shipped(name: str) -> Profile:
         raise UnknownName("cost profile", name, profile_names())
     place = f"cost profile {name}"
     if name == _GENERIC:
-        text = (resources.files("forerun.core.cost") / "generic_kernels.yaml").read_text(encoding="utf-8")
-        return parse_profile({"name": name, **parse_yaml(text, place)}, place)
+        return parse_profile({"name": name, **shipped_data("forerun.core.cost", "generic_kernels.yaml")}, place)
     return parse_profile({"name": name, **device_kernels()[name]}, place)

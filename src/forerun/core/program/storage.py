@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
+from forerun.common.array_files import read_arrays
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
+from forerun.common.yaml_files import Entry
+from forerun.common.yaml_files import check as checked
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.stored_ops import VERSION, arrays_of, header_of, read_ops
 from forerun.core.program.types import I64, N_CATEGORIES, Block, Channel, Program, RankClass
@@ -26,10 +28,52 @@ FORMAT = "forerun-program"
 _EARLIER_CATEGORIES = (8,)
 """numbers of categories that earlier versions had"""
 _Array = npt.NDArray[np.generic]
-_DAMAGE = (
-    ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, OverflowError, MemoryError, RuntimeError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+_DAMAGE = (ValueError, KeyError, IndexError, TypeError)
+_MOST_RANKS = 1 << 24
+_Count = Annotated[int, Field(ge=1, le=_MOST_RANKS)]
+_CountOrNone = Annotated[int, Field(ge=0, le=_MOST_RANKS)]
+
+
+class _GroupEntry(Entry):
+    axis: str
+    size: _Count
+    nodes: _Count
+    ranks_per_node: _Count
+    inner: _CountOrNone = 1
+    borders: _CountOrNone = 0
+    runs: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]] = Field(default=[])
+
+    def group(self) -> CommGroup:
+        runs = tuple((size, spacing) for size, spacing in self.runs)
+        return CommGroup(self.axis, self.size, self.nodes, self.ranks_per_node, self.inner, self.borders, runs)
+
+
+class _ClassEntry(Entry):
+    name: str
+    n_ranks: _Count
+
+
+class _ChannelEntry(Entry):
+    name: str
+    members: list[_CountOrNone]
+
+
+class _Header(Entry):
+    """The JSON header of a saved Program, of any version."""
+
+    format: str
+    version: int
+    op_names: list[str]
+    op_dtypes: list[str]
+    op_kernels: list[str] = Field(default=[])
+    op_details: dict[str, list[str]] = Field(default={})
+    blocks: list[str]
+    rank_classes: list[_ClassEntry]
+    groups: list[_GroupEntry]
+    channels: list[_ChannelEntry]
+    modules: list[str]
+    meta: dict[str, Any]
+
 
 # Every column and its dtype. Columns of a file are converted to these.
 _BLOCK_COLUMNS: dict[str, type[np.generic]] = {
@@ -93,64 +137,43 @@ def load(path: str | Path) -> Program:
         ForerunError: the file can't be read, is truncated, is no Program, is of another version, or its Program is
             not well formed (`program.validate.check`).
     """
+    data, arrays = read_arrays(path, "a saved Program")
+    if data.get("format") != FORMAT:
+        raise ForerunError(f"{path}: not a saved Program; save one with forerun.core.program.storage.save")
+    if data.get("version") not in range(1, VERSION + 1):
+        raise ForerunError(f"{path}: format version {data.get('version')!s:.20}, this forerun reads 1 to {VERSION}")
+    header = checked(_Header, data, f"{path}, header")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile) or "header" not in file:
-                raise ForerunError(f"{path}: not a saved Program; save one with forerun.core.program.storage.save")
-            header = json.loads(file["header"].tobytes())
-            if not isinstance(header, dict) or header.get("format") != FORMAT:
-                raise ForerunError(f"{path}: not a saved Program; save one with forerun.core.program.storage.save")
-            if header.get("version") not in range(1, VERSION + 1):
-                raise ForerunError(f"{path}: format version {header.get('version')}, this forerun reads 1 to {VERSION}")
-            program = _program(header, file)
-    except OSError as error:
-        raise ForerunError(f"{path}: can't be read: {error.strerror or error}") from error
-    except ForerunError:
-        raise
+        program = _program(header, data, arrays)
     except _DAMAGE as error:
         raise ForerunError(f"{path}: damaged or not a saved Program ({type(error).__name__}); save it again") from error
     check(program)
     return program
 
 
-def _program(header: Mapping[str, object], file: Mapping[str, _Array]) -> Program:
-    """Makes the Program of a file. Raises one of _DAMAGE for an entry that is missing or of a wrong type."""
-    blocks = {c: _split(file, f"blocks.{c}", dtype) for c, dtype in _BLOCK_COLUMNS.items()}
-    steps = {c: _split(file, f"classes.{c}", dtype) for c, dtype in _CLASS_COLUMNS.items()}
+def _program(header: _Header, data: Mapping[str, object], file: Mapping[str, _Array]) -> Program:
+    """Makes the Program of a file. Raises one of _DAMAGE for an array that is missing or of a wrong type."""
+    blocks = {c: _split(file, f"blocks.{c}", dtype, len(header.blocks)) for c, dtype in _BLOCK_COLUMNS.items()}
+    n_classes = len(header.rank_classes)
+    steps = {c: _split(file, f"classes.{c}", dtype, n_classes) for c, dtype in _CLASS_COLUMNS.items()}
     steps["resident_bytes"] = [_with_later_categories(column) for column in steps["resident_bytes"]]
-    meta = header["meta"]
-    if not isinstance(meta, dict):
-        raise TypeError("meta is not an object")
     return Program(
-        ops=read_ops(header, file),
-        blocks=tuple(
-            Block(name=name, **{c: blocks[c][i] for c in blocks}) for i, name in enumerate(_entries(header, "blocks"))
-        ),
+        ops=read_ops(data, file),
+        blocks=tuple(Block(name=name, **{c: blocks[c][i] for c in blocks}) for i, name in enumerate(header.blocks)),
         rank_classes=tuple(
-            RankClass(**entry, **{c: steps[c][i] for c in steps})
-            for i, entry in enumerate(_entries(header, "rank_classes"))
+            RankClass(entry.name, entry.n_ranks, **{c: steps[c][i] for c in steps})
+            for i, entry in enumerate(header.rank_classes)
         ),
-        groups=tuple(_group(entry) for entry in _entries(header, "groups")),
-        channels=tuple(Channel(e["name"], tuple(e["members"])) for e in _entries(header, "channels")),
-        modules=_entries(header, "modules"),
-        meta=meta,
+        groups=tuple(entry.group() for entry in header.groups),
+        channels=tuple(Channel(entry.name, tuple(entry.members)) for entry in header.channels),
+        modules=tuple(header.modules),
+        meta=header.meta,
     )
 
 
 def _with_later_categories(resident: I64) -> I64:
     """Returns the bytes of each category, none for categories that came after the file was written."""
     return np.pad(resident, (0, N_CATEGORIES - len(resident))) if len(resident) in _EARLIER_CATEGORIES else resident
-
-
-def _group(entry: dict[str, Any]) -> CommGroup:
-    return CommGroup(**{**entry, "runs": tuple((size, inner) for size, inner in entry.get("runs", ()))})
-
-
-def _entries(header: Mapping[str, object], key: str) -> tuple[Any, ...]:
-    value = header[key]
-    if not isinstance(value, list):
-        raise TypeError(f"{key} is not a list")
-    return tuple(value)
 
 
 def _column(file: Mapping[str, _Array], key: str, dtype: type[np.generic]) -> Any:
@@ -163,9 +186,11 @@ def _joined(key: str, columns: list[_Array]) -> dict[str, _Array]:
     return {key: np.concatenate([*columns, np.zeros(0, columns[0].dtype if columns else np.int8)]), f"{key}.ptr": ends}
 
 
-def _split(file: Mapping[str, _Array], key: str, dtype: type[np.generic]) -> list[Any]:
+def _split(file: Mapping[str, _Array], key: str, dtype: type[np.generic], n_parts: int) -> list[Any]:
     column = _column(file, key, dtype)
-    ptr = _column(file, f"{key}.ptr", np.int64).tolist()
-    if ptr[0] != 0 or ptr[-1] != len(column):
+    ends = _column(file, f"{key}.ptr", np.int64)
+    if column.ndim != 1 or ends.shape != (n_parts + 1,) or ends[0] != 0 or ends[-1] != len(column):
         raise ValueError(f"{key}.ptr does not span {key}")
-    return [column[a:b].copy() for a, b in pairwise(ptr)]
+    if (np.diff(ends) < 0).any():
+        raise ValueError(f"{key}.ptr falls")
+    return [column[a:b].copy() for a, b in pairwise(ends.tolist())]

@@ -22,6 +22,12 @@ from forerun.core.program.types import (
     RankClass,
 )
 
+_MOST = {"flops": 1e24, "bytes_read": 2.0**60, "bytes_written": 2.0**60, "bytes_comm": 2.0**60, "launches": 2**15}
+"""what no operation of one device exceeds; a hundred times as much would not fit in 64 bits of picoseconds"""
+_MOST_SIZE = 2**40
+"""of one dimension of an operation"""
+_MOST_PS = 2**60
+_MOST_BYTES = 2**60
 _LISTED = 3
 """most problems that the message of `check` lists"""
 
@@ -74,8 +80,13 @@ def _op_problems(program: Program) -> Iterator[str]:
     yield from _outside("ops", "row", "kind", ops.kind, 0, len(OpKind))
     yield from _outside("ops", "row", "collective", ops.collective, 0, len(Collective))
     yield from _outside("ops", "row", "group", ops.group, -1, len(program.groups))
-    for column in ("flops", "bytes_read", "bytes_written", "bytes_comm", "launches"):
-        yield from _outside("ops", "row", column, getattr(ops, column), 0, np.inf)
+    for column, most in _MOST.items():
+        yield from _outside("ops", "row", column, getattr(ops, column), 0, most)
+    is_delay = ops.is_delay
+    for name, rows, most in (("duration_ps", is_delay, _MOST_PS), ("a shape", ~is_delay, _MOST_SIZE)):
+        least, largest = ops.details.min(axis=1), ops.details.max(axis=1)
+        yield from _outside("ops", "row", name, np.where(rows, largest, 0), 0, most)
+        yield from _outside("ops", "row", name, np.where(rows, least, 0), -1, most)
 
 
 def _block_problems(block: Block, program: Program) -> Iterator[str]:
@@ -96,7 +107,7 @@ def _block_problems(block: Block, program: Program) -> Iterator[str]:
     yield from _outside(where, "node", "channel", block.channel, -1, len(program.channels))
     yield from _outside(where, "node", "sync", block.sync, 0, 2)
     yield from _predecessor_problems(where, block)
-    yield from _outside(where, "tensor", "bytes", block.tensor_bytes, 0, np.inf)
+    yield from _outside(where, "tensor", "bytes", block.tensor_bytes, 0, _MOST_BYTES)
     yield from _outside(where, "tensor", "category", block.tensor_category, 0, N_CATEGORIES)
     yield from _outside(where, "tensor", "alloc", block.tensor_alloc, -1, n)
     yield from _outside(where, "tensor", "free", block.tensor_free, -1, n)
@@ -123,7 +134,7 @@ def _class_problems(rank_class: RankClass, n_blocks: int) -> Iterator[str]:
     yield from _unequal(where, lengths, len(rank_class.block))
     yield from _unequal(where, {"resident_bytes": len(rank_class.resident_bytes)}, N_CATEGORIES)
     yield from _outside(where, "step", "block", rank_class.block, 0, n_blocks)
-    yield from _outside(where, "category", "resident_bytes", rank_class.resident_bytes, 0, np.inf)
+    yield from _outside(where, "category", "resident_bytes", rank_class.resident_bytes, 0, _MOST_BYTES)
     if rank_class.n_ranks < 1:
         yield f"{where}: n_ranks is {rank_class.n_ranks}, must be at least 1"
 

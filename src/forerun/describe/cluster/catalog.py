@@ -10,7 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from forerun.common.admission import read_bytes
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.shipped import shipped_text
 from forerun.common.units import GIB, GIGA, TERA
 from forerun.common.yaml_files import check, parse_yaml, read_yaml
 from forerun.describe.cluster.schema import (
@@ -125,10 +127,9 @@ def _with_profile_file(device: Device, folder: Path, place: str) -> Device:
     """Returns the device with the path (under `folder`) and the digest of its cost profile's file."""
     path = folder / device.cost_profile
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ForerunError(f"{place}: device.cost_profile: {path} cannot be read ({reason})") from None
+        digest = hashlib.sha256(read_bytes(path)).hexdigest()
+    except ForerunError as error:
+        raise ForerunError(f"{place}: device.cost_profile: {error}") from None
     return replace(device, cost_profile=str(path), profile_digest=digest)
 
 
@@ -218,16 +219,14 @@ def _catalog() -> _Catalog:
 
 
 def _preset(file_name: str) -> dict[str, Any]:
-    text = (files("forerun.describe.cluster") / "presets" / file_name).read_text(encoding="utf-8")
-    return parse_yaml(text, file_name)
+    return parse_yaml(shipped_text("forerun.describe.cluster", f"presets/{file_name}"), file_name)
 
 
 def _device_files() -> dict[str, dict[str, Any]]:
     """Returns the contents of each file of the folder `devices`, by file name without .yaml."""
-    folder = files("forerun.describe.cluster") / "devices"
-    entries = {entry.name.removesuffix(".yaml"): entry for entry in folder.iterdir() if entry.name.endswith(".yaml")}
-    texts = {name: entries[name].read_text(encoding="utf-8") for name in sorted(entries)}
-    return {name: parse_yaml(text, f"devices/{name}.yaml") for name, text in texts.items()}
+    found = (entry.name for entry in (files("forerun.describe.cluster") / "devices").iterdir())
+    paths = {name.removesuffix(".yaml"): f"devices/{name}" for name in sorted(found) if name.endswith(".yaml")}
+    return {name: parse_yaml(shipped_text("forerun.describe.cluster", path), path) for name, path in paths.items()}
 
 
 def _with_documents(raw: dict[str, Any], documents: Mapping[str, str]) -> dict[str, Any]:

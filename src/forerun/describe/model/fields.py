@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forerun.common import files
+from forerun.common.admission import parse_json, read_text
 from forerun.common.errors import ForerunError
-from forerun.common.yaml_files import parse_any_yaml
+from forerun.common.yaml_files import read_any_yaml
 
 _REQUIRED = -1
 _MOST = 10**9
@@ -204,12 +204,12 @@ class Fields:
 
 def read_json(path: Path) -> Fields:
     """Returns the object in a JSON file. Raises ForerunError where it is unreadable, cut short, or no object."""
-    return _object(files.read_json(path), path, "a JSON object")
+    return _object(parse_json(read_text(path), str(path), any_number=True), path, "a JSON object")
 
 
 def read_yaml(path: Path) -> Fields:
     """Returns the mapping in a YAML file. Raises ForerunError where it is unreadable, not valid, or no mapping."""
-    return _object(parse_any_yaml(files.read_text(path), str(path)), path, "a YAML mapping")
+    return _object(read_any_yaml(path), path, "a YAML mapping")
 
 
 def _object(value: object, path: Path, wanted: str) -> Fields:

@@ -14,8 +14,9 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from forerun.common.admission import read_text
 from forerun.common.errors import ForerunError
-from forerun.common.files import make_folder, read_text, whole_file
+from forerun.common.files import make_folder, whole_file
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _ENDPOINT = "https://huggingface.co"

@@ -14,8 +14,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from forerun.common.admission import read_text
 from forerun.common.errors import ForerunError, UnknownName
-from forerun.common.files import read_text
 from forerun.common.shipped import validated
 from forerun.common.yaml_files import parse_any_yaml
 from forerun.describe.stacks.stack import Stack

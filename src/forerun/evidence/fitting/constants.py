@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib import resources
 from typing import Any, Literal
 
 import pydantic
-import yaml
 
 from forerun.answers.analysis.setup import Setup
 from forerun.common.errors import ForerunError, at
-from forerun.common.shipped import validated
+from forerun.common.shipped import shipped_text, validated
+from forerun.common.yaml_files import parse_any_yaml
 from forerun.describe.cluster.catalog import load_device
 from forerun.describe.kernels.attention import KernelRate, attention_kernels
 from forerun.describe.stacks.catalog import load_stack
@@ -155,7 +154,7 @@ def parse_registry(text: str, place: str) -> Registry:
     Raises ForerunError if a key, device, kernel or stack is unknown, or a type is wrong. The message names `place` and
     key.
     """
-    registry: Registry = validated(Registry, yaml.safe_load(text), place)
+    registry: Registry = validated(Registry, parse_any_yaml(text, place), place)
     with at(place):
         registry.check()
     return registry
@@ -164,8 +163,7 @@ def parse_registry(text: str, place: str) -> Registry:
 @cache
 def load_registry() -> Registry:
     """Returns the shipped constants."""
-    path = resources.files("forerun.evidence.fitting") / "constants.yaml"
-    return parse_registry(path.read_text(encoding="utf-8"), "constants.yaml")
+    return parse_registry(shipped_text("forerun.evidence.fitting", "constants.yaml"), "constants.yaml")
 
 
 def shipped_value(what: What, of: str) -> float:

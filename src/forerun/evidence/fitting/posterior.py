@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib import resources
 from statistics import median
 
 import numpy as np
-import yaml
 
 from forerun.answers.analysis.setup import Setup
+from forerun.common.shipped import shipped_text
+from forerun.common.yaml_files import parse_yaml
 from forerun.core.program.types import F64
 from forerun.evidence.fitting.constants import OF_STACKS, Registry, What
 
@@ -81,7 +81,7 @@ def _typical_spread(registry: Registry, what: What) -> float:
 
 def parse_posterior(text: str) -> Posterior:
     """Returns the Posterior of a text that `Posterior.as_text` wrote."""
-    entries = yaml.safe_load(text)
+    entries = parse_yaml(text, FILE)
     sigma = np.array([entry["sigma"] for entry in entries.values()])
     correlation = np.eye(len(sigma))
     for i, entry in enumerate(entries.values()):
@@ -92,4 +92,4 @@ def parse_posterior(text: str) -> Posterior:
 @cache
 def load_posterior() -> Posterior:
     """Returns the Posterior of the shipped constants."""
-    return parse_posterior((resources.files("forerun") / FILE).read_text(encoding="utf-8"))
+    return parse_posterior(shipped_text("forerun", FILE))

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from forerun.common.admission import read_text
 from forerun.common.errors import ForerunError
-from forerun.common.files import read_text, whole_file
+from forerun.common.files import whole_files
 from forerun.evidence.fitting.constants import OF_KERNELS
 from forerun.evidence.fitting.fit import FittedConstant
 from forerun.evidence.fitting.posterior import FILE as POSTERIOR
@@ -45,9 +46,10 @@ def write_constants(
     path = root / POSTERIOR
     old[path], new[path] = read_text(path), posterior.as_text()
     changed = [path for path in old if new[path] != old[path]]
-    for path in changed:
-        with whole_file(path) as out:
-            out.write(new[path].encode())
+    with whole_files() as files:
+        for path in changed:
+            with files.open(path) as out:
+                out.write(new[path].encode())
     return changed
 
 

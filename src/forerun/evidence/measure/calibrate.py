@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIGA
+from forerun.common.yaml_files import parse_yaml
 from forerun.core.cost.profile import Profile, load_profile, parse_profile
 from forerun.core.cost.profile_text import profile_text, written_over
 from forerun.core.program.types import F64
@@ -101,7 +101,7 @@ def calibrate(cluster: Cluster, samples: Samples) -> Calibration:
             f"attention backward of {label}: {rate:.2f} of the forward rate on {rows} measurements; "
             f"describe/kernels/attention.yaml has {shipped:.2f}"
         )
-    data = yaml.safe_load(profile_text(profile, ()))
+    data = parse_yaml(profile_text(profile, ()), "calibrated profile")
     parse_profile({"name": profile.name, **data}, f"calibrated profile of {device.name}")
     return Calibration(profile, old, tuple(_changes(old, profile)), tuple(errors), tuple(notes))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from forerun.common.admission import read_bytes
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import Collective
 
@@ -94,11 +95,7 @@ def network_csv(times_s: Mapping[Key, float]) -> str:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except (OSError, ValueError) as error:
-        raise ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
-    for line in text.splitlines():
+    for line in read_bytes(path).decode("utf-8", errors="replace").splitlines():
         yield _PREFIX.sub("", line)
 
 

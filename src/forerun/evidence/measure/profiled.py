@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import sys
@@ -15,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
+from forerun.common.admission import read_json
 from forerun.common.errors import ForerunError
 from forerun.evidence.measure.kernels import Kernel, kernels_of
 
@@ -73,7 +73,7 @@ def profiled_step(script: str, arguments: Sequence[str], step: int) -> tuple[lis
         try:
             runpy.run_path(script, run_name="__main__")
         except _StepDone:
-            return kernels_of(json.loads(profiler.path.read_text(encoding="utf-8"))), profiler.peak_bytes
+            return kernels_of(read_json(profiler.path)), profiler.peak_bytes
         finally:
             hook.remove()
             sys.argv, sys.path[0] = kept

@@ -5,13 +5,14 @@ A user is a new source, so that the errors of such predictions give the widths o
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from forerun.answers.analysis.uncertainty import Quantiles, time_band
+from forerun.common.admission import read_rows, refuse_repeated
 from forerun.common.errors import ForerunError
 from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation import metrics
@@ -51,20 +52,16 @@ def read_left_out(path: str | Path) -> dict[str, LeftOutTime]:
     positive number.
     """
     found: dict[str, LeftOutTime] = {}
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-            if missing:
-                raise ForerunError(f"{path} line 1: the header lacks column(s) {', '.join(missing)}")
-            for line in reader:
-                if line["left_out_s"]:
-                    place = f"{path} line {reader.line_num}"
-                    found[line["id"]] = LeftOutTime(line["source"], _seconds(place, line["left_out_s"]))
-    except OSError as error:
-        raise ForerunError(f"{path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ForerunError(f"{path}: not a CSV file ({error})") from None
+    rows = read_rows(path)
+    _, header = next(rows, (0, []))
+    refuse_repeated(header, f"{path} line 1")
+    missing = [name for name in _COLUMNS if name not in header]
+    if missing:
+        raise ForerunError(f"{path} line 1: the header lacks column(s) {', '.join(missing)}")
+    for number, cells in rows:
+        row = dict(zip_longest(header, cells[: len(header)], fillvalue=""))
+        if row["left_out_s"]:
+            found[row["id"]] = LeftOutTime(row["source"], _seconds(f"{path} line {number}", row["left_out_s"]))
     if not found:
         raise ForerunError(f"{path}: no row has left_out_s; write it with forerun fit --leave-out source --out")
     return found

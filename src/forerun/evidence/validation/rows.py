@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
+from forerun.common.admission import read_rows
 from forerun.common.errors import ForerunError
 
 Cell = str | int | float | bool | None
@@ -123,27 +123,15 @@ def read_measurements(path: str | Path) -> list[Measurement]:
     """
     rows: list[Measurement] = []
     lines: dict[str, int] = {}
-    line = 1
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            _check_header(path, header)
-            for cells in reader:
-                line = reader.line_num
-                if not cells:
-                    continue
-                row = _parse(f"{path} line {line}", header, cells, line)
-                if row.id in lines:
-                    raise ForerunError(f"{path} line {line}: id {row.id!r} was already given on line {lines[row.id]}")
-                lines[row.id] = line
-                rows.append(row)
-    except OSError as error:
-        raise ForerunError(f"{path}: {error.strerror or error}") from None
-    except csv.Error as error:
-        raise ForerunError(f"{path} line {line + 1}: not valid CSV ({error}); is the file cut short?") from None
-    except UnicodeDecodeError as error:
-        raise ForerunError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+    table = read_rows(path)
+    header = [name.strip() for name in next(table, (1, []))[1]]
+    _check_header(path, header)
+    for line, cells in table:
+        row = _parse(f"{path} line {line}", header, cells, line)
+        if row.id in lines:
+            raise ForerunError(f"{path} line {line}: id {row.id!r} was already given on line {lines[row.id]}")
+        lines[row.id] = line
+        rows.append(row)
     if not rows:
         raise ForerunError(f"{path}: the file has a header but no rows; add one")
     return rows

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 from forerun.answers.analysis.prediction import Prediction
 from forerun.common.errors import ForerunError
+from forerun.common.files import whole_file
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
@@ -98,22 +98,10 @@ def write_predictions(path: str | Path, results: Sequence[RowResult]) -> None:
 
     The file appears complete or not at all. Raises ForerunError where it cannot be written.
     """
-    target = Path(path)
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(handle, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            writer.writerows(_line(result) for result in results)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise ForerunError(f"{path}: cannot write ({error.strerror or error})") from None
+    with whole_file(path) as binary, TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        writer.writerows(_line(result) for result in results)
 
 
 def _line(result: RowResult) -> tuple[str, ...]:

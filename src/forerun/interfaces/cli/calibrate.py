@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from forerun.common.admission import read_text
 from forerun.common.errors import ForerunError
-from forerun.common.files import read_text, whole_file
+from forerun.common.files import whole_file
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.evidence.measure.calibrate import calibrate as fit
 from forerun.evidence.measure.nccl_tests import network_csv

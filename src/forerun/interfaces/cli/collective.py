@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from io import TextIOWrapper
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -17,6 +18,7 @@ import typer
 from forerun.astrasim.astra.collective_cases import case_results, strided_groups
 from forerun.astrasim.astra.collective_sweep import KINDS, Setting, default_algorithms, fitting_setting, sweep
 from forerun.astrasim.astra.system import System, system_from
+from forerun.common.admission import opened
 from forerun.common.errors import ForerunError
 from forerun.core.cost.nccl_choice import nccl_choices
 from forerun.core.network.network_file import Network, parse_topology, read_network
@@ -229,12 +231,11 @@ def _run_cases(path: Path) -> None:
 
 @contextmanager
 def _lines(path: Path) -> Iterator[TextIO]:
-    try:
-        opened = nullcontext(sys.stdin) if str(path) == "-" else path.open(encoding="utf-8", errors="replace")
-    except (OSError, ValueError) as error:
-        raise ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
-    with opened as file:
-        yield file
+    if str(path) == "-":
+        yield sys.stdin
+        return
+    with opened(path) as file, TextIOWrapper(file, encoding="utf-8-sig", errors="replace") as text:
+        yield text
 
 
 def _figures(text: str, name: str) -> list[float]:

@@ -8,4 +8,6 @@ NOTHING_FITS = 3
 """`plan` found nothing that fits, or `predict --must-fit` a plan or program that does not"""
 WORSE = 4
 """`diff` found the changed program slower or larger than --max-slowdown or --max-growth allow"""
+BUG = 70
+"""a result breaks physics or arithmetic; the line on stderr has the numbers to report"""
 INTERRUPTED = 130

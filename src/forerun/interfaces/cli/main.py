@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 import typer
 
-from forerun.common.errors import ForerunError
-from forerun.interfaces.cli.exit_codes import BAD_INPUT, INTERRUPTED
+from forerun.common.errors import ForerunError, ImpossibleResult, bounded
+from forerun.common.version import __version__
+from forerun.interfaces.cli.exit_codes import BAD_INPUT, BUG, INTERRUPTED
+from forerun.interfaces.cli.process import Ended, prepare_process
 
 COMMANDS = {
     "plan": "Find the fastest parallelism plan that fits.",
@@ -41,13 +46,22 @@ COMMANDS = {
     "dse": "Explore a design space of workloads, systems and strategies.",
     "version": "Print the version.",
 }
+TRACEBACK = "FORERUN_TRACEBACK"
+"""the environment variable that lets an unexpected error end with Python's traceback"""
+_LONGEST_REPORT = 300
 # Typer brings its own copy of click from some version on; its errors are reached through their common descendant.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def main() -> None:
     """Run the command line and exit."""
-    sys.exit(run(sys.argv[1:]))
+    prepare_process()
+    code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _forget_output()
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -59,22 +73,52 @@ def run(arguments: list[str]) -> int:
         if code == INTERRUPTED:  # some versions of Typer answer Ctrl-C by this code, others raise Abort
             return _fail("interrupted", INTERRUPTED)
         return code if isinstance(code, int) else 0
+    except ImpossibleResult as error:
+        return _fail(str(error), BUG)
     except ForerunError as error:
         return _fail(str(error))
     except _UsageError as error:
         where = getattr(getattr(error, "ctx", None), "command_path", "forerun")
         message = getattr(error, "format_message", error.__str__)()
         return _fail(f"{message.rstrip('.')}; see {where} --help")
+    except Ended as end:
+        return _fail(f"ended by {end.signal.name}", 128 + end.signal)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget_output()
         return 0
+    except OSError as error:
+        if error.filename is None:
+            _forget_output()
+        place = "standard output" if error.filename is None else error.filename
+        return _fail(f"{place}: {error.strerror or error}")
+    except MemoryError:
+        return _fail("this takes more memory than there is; ask for less at once")
+    except Exception as error:
+        if TRACEBACK in os.environ:
+            raise
+        return _fail(_report(error), BUG)
+
+
+def _report(error: Exception) -> str:
+    """Returns the line that asks a user to report an error that Forerun should not have met."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(last.filename).name}, line {last.lineno}"
+    what = bounded(f"{type(error).__name__}: {error}", _LONGEST_REPORT)
+    return f"a bug of Forerun {__version__}: {what} ({where}); please report it with what {TRACEBACK}=1 prints"
 
 
 def _fail(message: str, code: int = BAD_INPUT) -> int:
-    print("error:", " ".join(message.split()), file=sys.stderr)
+    with suppress(OSError):
+        print("error:", bounded(" ".join(message.split())), file=sys.stderr)
     return code
+
+
+def _forget_output() -> None:
+    """Sends what is still to be printed nowhere, so that Python doesn't fail again at its end."""
+    with suppress(OSError, ValueError):  # a stream of a test has no number
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _app(arguments: list[str]) -> typer.Typer:

@@ -7,7 +7,9 @@ leaves earlier results as they were. The same result gives the same files.
 from __future__ import annotations
 
 import csv
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from forerun.answers.experiment.records import plain, study_record
 from forerun.answers.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
 from forerun.answers.experiment.run_history import run_history
 from forerun.common.errors import ForerunError
+from forerun.common.files import TEMPORARY, make_folder
 from forerun.interfaces.report.documents_of_runs import bottlenecks_of, run_document
 from forerun.interfaces.report.documents_of_studies import comparison_document, scaling_document, straggler_document
 from forerun.interfaces.report.drawing import drawing_is_possible
@@ -32,7 +35,6 @@ from forerun.interfaces.report.records import to_json, write_rows
 
 Result: TypeAlias = RunResult | ScalingStudy | Comparison | StragglerStudy
 PAGE = "report.html"
-_STAGE = ".export.tmp"
 _LONGEST_NAME = 100
 _PIECES = 100
 """pieces of the critical path that are written"""
@@ -178,11 +180,15 @@ def _history(stage: Path, name: str, result: RunResult) -> tuple[str, ...]:
 @contextmanager
 def _stage(folder: Path) -> Iterator[Path]:
     """Yields a temporary empty folder inside `folder`. An OSError while it is in use becomes a ForerunError."""
-    stage, is_new = folder / _STAGE, not folder.exists()
+    is_new = not folder.exists()
+    make_folder(folder)
+    for left in folder.glob(TEMPORARY):  # of an export that was killed
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(stage, ignore_errors=True)  # of an export that was killed
-        stage.mkdir()
+        stage = Path(tempfile.mkdtemp(prefix=".forerun-", suffix=".tmp", dir=folder))
+    except OSError as error:
+        raise ForerunError(f"{folder}: can't be written: {error.strerror or error}") from None
+    try:
         yield stage
     except OSError as error:
         raise ForerunError(f"{folder}: can't be written: {error.strerror or error}") from None
@@ -199,8 +205,8 @@ def _move(stage: Path, folder: Path) -> list[Path]:
     """Move the files of `stage` into `folder`."""
     names: Sequence[str] = sorted(path.name for path in stage.iterdir())
     for name in names:
-        if (folder / name).is_dir():
-            raise ForerunError(f"{folder / name}: can't be written: it is a folder")
+        if os.path.lexists(folder / name) and ((folder / name).is_symlink() or not (folder / name).is_file()):
+            raise ForerunError(f"{folder / name}: can't be written: it is no plain file; remove it")
     for name in names:
         (stage / name).replace(folder / name)
     return [folder / name for name in names]

@@ -14,13 +14,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
+from forerun.common.shipped import shipped_text
 
 MOST_ROWS = 60
 """rows that a table shows by default"""
@@ -179,7 +179,7 @@ def _plotly() -> str:
 
 @lru_cache(maxsize=4)
 def _shipped(name: str) -> str:
-    text = (resources.files("forerun.interfaces.report") / name).read_text(encoding="utf-8")
+    text = shipped_text("forerun.interfaces.report", name)
     return _for_a_script(text)
 
 

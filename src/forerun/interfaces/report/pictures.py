@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from forerun.common.errors import ForerunError
-from forerun.common.files import whole_file
+from forerun.common.files import make_folder, whole_files
 from forerun.interfaces.report.drawing import legend_below, logarithmic_ticks, panels, png, short
 from forerun.interfaces.report.page import Plot
 from forerun.interfaces.report.style import BLACK
@@ -58,16 +57,12 @@ def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> list[Path]:
 
     Raises ForerunError where a file can't be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForerunError(f"{folder}: can't be made: {error.strerror or error}") from None
-    paths = []
-    for name, content in pictures.items():
-        paths.append(folder / f"{name}.png")
-        with whole_file(paths[-1]) as file:
-            file.write(content)
-    return paths
+    make_folder(folder)
+    with whole_files() as files:
+        for name, content in pictures.items():
+            with files.open(folder / f"{name}.png") as file:
+                file.write(content)
+    return [folder / f"{name}.png" for name in pictures]
 
 
 def _draw(axes: Any, plot: Plot) -> None:

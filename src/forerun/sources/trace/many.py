@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import pydantic
 
+from forerun.common.admission import read_bytes
 from forerun.common.errors import ForerunError
 from forerun.common.processes import available_cpus
 from forerun.common.yaml_files import read_yaml
@@ -50,7 +51,7 @@ class Configuration:
         """A digest that is equal for jobs that give the same Program; it includes the script's text."""
         values = asdict(self.job) | {"folder": ""}
         script = Path(self.job.target)
-        text = script.read_bytes() if not self.job.is_module and script.is_file() else b""
+        text = read_bytes(script) if not self.job.is_module and script.is_file() else b""
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode() + text).hexdigest()
 
 

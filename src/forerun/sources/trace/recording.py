@@ -7,14 +7,13 @@ default stream, and process groups have streams of their own.
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from forerun.common.array_files import read_arrays
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
 from forerun.core.program.kinds import OpKind
@@ -84,17 +83,7 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "tensor_free": np.int32,
 }
 _PLAIN = ("rank", "groups", "modules", "lines", "meta")
-_DAMAGE = (
-    ValueError,
-    KeyError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    EOFError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+_DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 
 def save_recording(recording: Recording, path: str | Path) -> None:
@@ -112,21 +101,14 @@ def load_recording(path: str | Path) -> Recording:
     Raises:
         ForerunError: the file can't be read, is no recording, or is damaged.
     """
+    header, stored = read_arrays(path, "a recording")
+    if header.get("format") != FORMAT or header.get("version") not in range(1, VERSION + 1):
+        raise ForerunError(f"{path}: not a recording of this version of forerun")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            header = json.loads(file["header"].tobytes())
-            if header.get("format") != FORMAT or header.get("version") not in range(1, VERSION + 1):
-                raise ForerunError(f"{path}: not a recording of this version of forerun")
-            arrays = {name: file[name].astype(dtype, casting="same_kind") for name, dtype in _ARRAYS.items()}
-            ops = read_ops(header, file)
-    except OSError as error:
-        raise ForerunError(f"{path}: can't be read: {error.strerror or error}") from error
-    except _DAMAGE as error:
-        raise ForerunError(f"{path}: damaged or not a recording ({type(error).__name__})") from error
-    try:
+        arrays = {name: stored[name].astype(dtype, casting="same_kind") for name, dtype in _ARRAYS.items()}
         recording = Recording(
             rank=int(header["rank"]),
-            ops=ops,
+            ops=read_ops(header, stored),
             groups=tuple((str(name), tuple(map(int, ranks))) for name, ranks in header["groups"]),
             modules=tuple(header["modules"]),
             lines=tuple(header["lines"]),

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from forerun.answers.analysis.setup import RankKind
 from forerun.answers.experiment.description.sections import HardwareSection, MixedEntry, NetworkSection
 from forerun.common.errors import ForerunError, at
+from forerun.common.shipped import shipped_data
 from forerun.common.units import GIB, GIGA, TERA
-from forerun.common.yaml_files import parse_yaml
 from forerun.describe.cluster.catalog import (
     INTER_NODE,
     cluster_from_keys,
@@ -31,8 +30,7 @@ _SOLD = 1.05
 @cache
 def hardware_presets() -> dict[str, dict[str, Any]]:
     """Returns the presets of hardware.preset: size or GPU -> keys of `hardware`, and num_nodes of a size."""
-    text = (files("forerun.answers.experiment.description") / "hardware_presets.yaml").read_text(encoding="utf-8")
-    document = parse_yaml(text, "hardware_presets.yaml")
+    document = shipped_data("forerun.answers.experiment.description", "hardware_presets.yaml")
     presets: dict[str, dict[str, Any]] = {**document["sizes"]["presets"], **document["profiles"]["presets"]}
     return presets
 

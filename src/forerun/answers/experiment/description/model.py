@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from forerun.answers.experiment.description.own_code import is_own_code, load_own
 from forerun.answers.experiment.description.sections import ModelSection
 from forerun.common.errors import ForerunError, UnknownName, at
-from forerun.common.yaml_files import parse_yaml
+from forerun.common.shipped import shipped_data
 from forerun.describe.model.catalog import layered_names, load_any, load_model, model_names
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.layered import LayeredModel
@@ -77,9 +76,8 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
 @cache
 def families() -> dict[str, ModelSpec]:
     """Returns the dimensions of model_type transformer, gpt2 and bert unless the experiment gives them."""
-    text = (files("forerun.answers.experiment.description") / "families.yaml").read_text(encoding="utf-8")
     families = {}
-    for name, entry in parse_yaml(text, "families.yaml").items():
+    for name, entry in shipped_data("forerun.answers.experiment.description", "families.yaml").items():
         if "like" in entry:
             families[name] = replace(load_model(entry["like"]), name=name)
         else:

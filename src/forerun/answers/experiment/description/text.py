@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forerun.common.admission import read_json
 from forerun.common.errors import ForerunError
-from forerun.common.files import parse_json, read_text
 from forerun.common.yaml_files import read_yaml
 
 _MANY = 25
@@ -24,7 +23,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     line."""
     if path.suffix.lower() != ".json":
         return read_yaml(path)
-    data = parse_json(read_text(path), str(path), partial(_once, path))
+    data = read_json(path)
     if not isinstance(data, dict):
         raise ForerunError(f"{path}: expected keys and values, got {type(data).__name__}")
     return data
@@ -53,15 +52,6 @@ def refuse_unknown(
 
 def _near(key: str, keys: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(str(key).lower(), [*keys], 1, 0.8)
-
-
-def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ForerunError(f"{path}: key {key!r:.60} is given twice")
-        found[key] = value
-    return found
 
 
 def refuse_wild(value: Any, place: str, seen: set[int] | None = None, depth: int = 0) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from forerun.common.admission import read_json
 from forerun.common.errors import ForerunError, UnknownName, at
-from forerun.common.files import read_json
 
 _MOST = 1 << 31
 _TRUE, _FALSE = ("true", "t", "1", "yes", "y"), ("false", "f", "0", "no", "n")

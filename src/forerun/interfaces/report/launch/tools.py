@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from forerun.common.errors import ForerunError, UnknownName
-from forerun.common.files import whole_file
+from forerun.common.files import make_folder, whole_files
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
@@ -63,15 +63,11 @@ def launch_files(plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, 
 
 def write_launch(folder: Path, files: dict[str, str]) -> None:
     """Write `files` into `folder`, which is made where it isn't there; scripts are executable. Raises ForerunError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForerunError(f"{folder}: can't be made: {error.strerror or error}") from error
-    for name, text in files.items():
-        with whole_file(folder / name) as file:
-            file.write(text.encode())
-        if name.endswith(".sh"):
-            (folder / name).chmod(0o755)
+    make_folder(folder)
+    with whole_files() as made:
+        for name, text in files.items():
+            with made.open(folder / name, executable=name.endswith(".sh")) as file:
+                file.write(text.encode())
 
 
 def _notes_text(made: Launch, plan: Plan, model: ModelSpec | LayeredModel) -> str:

@@ -1,0 +1,52 @@
+"""The process of the console command: its signals, and streams that are closed or that can't write every character."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import signal
+import sys
+from io import TextIOWrapper
+from types import FrameType
+from typing import Any, NoReturn
+
+_ENDING = ("SIGTERM", "SIGHUP")
+_ESCAPED = "forerun.escaped"
+
+
+class Ended(KeyboardInterrupt):
+    """A signal asks the process to end. Files and processes that it made are cleaned up on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = signal.Signals(number)
+
+
+def prepare_process() -> None:
+    """Makes signals end the process as Ctrl-C does, and streams take every character.
+
+    A signal that the caller has the process ignore, as nohup does, stays ignored.
+    """
+    for name in _ENDING:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
+    codecs.register_error(_ESCAPED, _escaped)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the caller closed it; a file must not get its number
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=_ESCAPED)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise Ended(number)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Returns what an encoding lacks as JSON escapes it, so that printed JSON stays JSON."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units: Any = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4)), error.end
