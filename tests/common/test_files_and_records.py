@@ -1,13 +1,16 @@
 """Files that appear whole or not at all, folders, and records that stay."""
 
+import os
 import sqlite3
+import stat
+from pathlib import Path
 
 import pytest
 
 from forerun.common import records
 from forerun.common.admission import parse_json, read_json, read_text
 from forerun.common.errors import ForerunError
-from forerun.common.files import make_folder, whole_file
+from forerun.common.files import make_folder, whole_file, whole_files
 from forerun.common.records import Records
 
 
@@ -67,6 +70,69 @@ def test_json_is_read_and_its_errors_name_the_line(tmp_path):
         parse_json("1" * 5000, "here")
 
 
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path):
+    (tmp_path / "there").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("there")
+    with whole_file(tmp_path / "link") as file:
+        file.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "there").read_bytes() == b"new"
+
+
+def test_a_device_stays_a_device_and_other_names_of_a_file_stay(tmp_path):
+    with whole_file("/dev/null") as file:
+        file.write(b"new")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    (tmp_path / "a").write_bytes(b"old and longer")
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    with whole_file(tmp_path / "a") as file:
+        file.write(b"new")
+    assert (tmp_path / "b").read_bytes() == b"new"
+    with pytest.raises(ForerunError, match="/dev/full: can't be written: No space left"), whole_file("/dev/full") as f:
+        f.write(b"new")
+    with pytest.raises(ForerunError, match="can't be written: it is a folder"), whole_file(tmp_path):
+        pass
+
+
+def test_nobody_can_guess_where_a_file_is_written_first(tmp_path):
+    names = set()
+    for _ in range(3):
+        with whole_file(tmp_path / "result") as file:
+            names |= {one.name for one in tmp_path.iterdir()} - {"result"}
+            assert stat.S_IMODE(Path(file.name).stat().st_mode) == 0o600
+    assert len(names) == 3
+
+
+def test_a_new_file_has_the_usual_mode_and_an_old_one_keeps_its_own(tmp_path):
+    with whole_file(tmp_path / "new") as file:
+        file.write(b"")
+    (tmp_path / "plain").write_bytes(b"")
+    assert (tmp_path / "new").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    (tmp_path / "new").chmod(0o640)
+    with whole_file(tmp_path / "new") as file:
+        file.write(b"x")
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+
+def test_a_set_of_files_appears_together_or_not_at_all(tmp_path):
+    (tmp_path / "b").mkdir()
+
+    def write():
+        with whole_files() as files:
+            for name in ("a", "b"):
+                with files.open(tmp_path / name, executable=True) as file:
+                    file.write(b"x")
+                    assert not (tmp_path / "a").exists()
+
+    with pytest.raises(ForerunError, match="b: can't be written: it is a folder"):
+        write()
+    assert [one.name for one in tmp_path.iterdir()] == ["b"]
+    (tmp_path / "b").rmdir()
+    write()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "b"]
+    assert (tmp_path / "a").stat().st_mode & 0o100
+
+
 def test_records_stay_and_the_first_of_a_key_counts(tmp_path):
     path = tmp_path / "runs.sqlite"
     with Records(path, "runs") as store:
@@ -93,6 +159,23 @@ def test_a_file_of_others_is_left_alone_and_the_error_names_their_tables(tmp_pat
         ForerunError, match=r"theirs\.sqlite: can't be used \(it holds the tables theirs instead of runs"
     ):
         Records(path, "runs")
+
+
+def test_a_pipe_is_no_file_of_records(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ForerunError, match="pipe: can't be read: it is a pipe"):
+        Records(tmp_path / "pipe", "runs")
+
+
+def test_a_record_that_no_run_wrote_is_told(tmp_path):
+    path = tmp_path / "runs.sqlite"
+    with Records(path, "runs") as store:
+        store.add([("a", 1)])
+    for record in ('{"x": NaN}', "[", '{"x": 1, "x": 2}', b"blob"):
+        with sqlite3.connect(path) as base:
+            base.execute("UPDATE runs SET record = ?", [record])
+        with Records(path, "runs") as store, pytest.raises(ForerunError, match="can't be used"):
+            store.all()
 
 
 def test_records_are_kept_in_a_log_beside_the_file_while_it_is_open(tmp_path):

@@ -172,8 +172,8 @@ def _problem(kind: type, value: Any, any_number: bool) -> str:
     if kind is float:
         return "" if any_number or isfinite(value) else f"the number {value} is not finite"
     if kind is int:
-        too_large = value.bit_length() > 63 and not any_number
-        return f"a whole number of {value.bit_length()} bits; 64 is the most, with the sign" if too_large else ""
+        too_large = not -(2**63) <= value < 2**63 and not any_number
+        return f"a whole number of {value.bit_length()} bits and a sign; 64 bits are the most" if too_large else ""
     if kind is bool or value is None or isinstance(value, date):
         return ""
     return f"a value of the type {kind.__name__} means nothing here"
