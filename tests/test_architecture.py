@@ -28,9 +28,9 @@ ROOMS = {
     ],
     "describe": [["cluster", "model", "kernels"], ["stacks"], ["plan"]],
     "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],
-    "sources": [["symbolic", "trace"]],
+    "sources": [["symbolic", "trace", "profile"]],
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
-    "answers": [["analysis"], ["search", "diff", "goodput", "jobs", "stragglers"], ["experiment"]],
+    "answers": [["analysis"], ["search", "diff", "goodput", "jobs", "stragglers", "profile"], ["experiment"]],
     "evidence": [["measure", "validation"], ["fitting", "traced"]],
     "interfaces": [["report"], ["api", "experiments", "whole_runs"], ["cli"], ["pytest_plugin"]],
 }

@@ -27,6 +27,7 @@ COMMANDS = {
     "simulate": "Run a saved program: kernels, streams and modules by time.",
     "diff": "Say what a change of a script costs: time, memory, and why.",
     "trace": "Record a real PyTorch training step without a GPU.",
+    "profile": "Read PyTorch profiles: where a measured step goes.",
     "run": "Predict a run of weeks: failures, checkpoints, goodput.",
     "stragglers": "Say what slow ranks cost a job, from a trace of its operations.",
     "cluster": "Schedule many jobs on one cluster, policies side by side.",

@@ -187,6 +187,17 @@ def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
 
 
+def write_table(path: str | Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Rows of cells as CSV; a figure that does not exist is empty. The file appears whole or not at all.
+
+    Raises ForerunError where the file can't be written.
+    """
+    with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([["" if cell != cell else cell for cell in row] for row in rows])
+
+
 def _cell(value: object) -> object:
     if isinstance(value, tuple):
         return " ".join(map(str, value))

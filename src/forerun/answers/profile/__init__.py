@@ -1,0 +1,1 @@
+"""What a profile says: HTA's tables under its rules, and the facts of a file."""

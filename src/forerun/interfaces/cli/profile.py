@@ -1,0 +1,73 @@
+"""`forerun profile`: what PyTorch's profiler recorded of a real step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from forerun.answers.profile.analyze import analyze as analyze_profiles
+from forerun.answers.profile.breakdown import NAMED_KERNELS
+from forerun.answers.profile.facts import facts_of
+from forerun.interfaces.report.profile_tables import (
+    analysis_record,
+    facts_record,
+    print_analysis,
+    print_facts,
+    write_analysis,
+)
+from forerun.interfaces.report.records import to_json
+from forerun.sources.profile.profile import STEP
+from forerun.sources.profile.read import read_profiles
+
+_WIDTH = 160
+"""width of the output outside a terminal, so that names are not cut"""
+
+profile = typer.Typer(help="Read PyTorch profiles (Kineto JSON, plain or gzip).", rich_markup_mode=None)
+
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="One file of PyTorch's profiler for each rank.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@profile.command("info")
+def info(files: Files, as_json: AsJson = False) -> None:
+    """Say what each file holds (steps, kernels, streams, memory) and what it lacks."""
+    facts = [facts_of(one) for one in read_profiles(files)]
+    if as_json:
+        print(to_json(facts_record(facts)))
+    else:
+        print_facts(_console(), facts)
+
+
+@profile.command("analyze")
+def analyze(
+    files: Files,
+    annotation: Annotated[
+        str, typer.Option(help="Take the critical path of an event with this text in its name; '' takes all events.")
+    ] = STEP,
+    instance: Annotated[int, typer.Option(min=0, help="The first such event is 0.")] = 0,
+    kernels: Annotated[
+        int, typer.Option(min=1, help="Kernels of a type that gpu_kernel_breakdown.1 names; it sums up the rest.")
+    ] = NAMED_KERNELS,
+    top: Annotated[int, typer.Option(min=1, help="Kernels and annotations to print.")] = 15,
+    csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every table here as a CSV file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say where the time goes: busy and idle, overlap, kernels, launches, copies, the critical path.
+
+    Figures, names and rules are those of HolisticTraceAnalysis 0.5.0.
+    """
+    found = analyze_profiles(read_profiles(files), annotation, instance, kernels)
+    if csv is not None:
+        write_analysis(csv, found)
+    if as_json:
+        print(to_json(analysis_record(found)))
+    else:
+        print_analysis(_console(), found, top)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False)

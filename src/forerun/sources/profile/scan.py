@@ -1,0 +1,583 @@
+"""The scanner of a Kineto file: bytes of `traceEvents` become columns, without an object for any event.
+
+A call takes as many whole events as a buffer holds. Texts are stored once each and are numbers from then on, times
+are whole nanoseconds. What does not fit the columns of every event is kept as (row, key, value).
+
+The scanner checks what it reads (types of the fields that it keeps, brackets, separators) and answers with the kind of
+a fault and its place. It does not check the spelling of values that nobody reads.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.common.jit import kernel
+from forerun.sources.profile.event_keys import (
+    ARGUMENT_SPELLINGS,
+    REAL_KEYS,
+    SPELLINGS,
+    TEXT_KEYS,
+    Key,
+    key_hash,
+    key_table,
+)
+
+U8 = npt.NDArray[np.uint8]
+I8 = npt.NDArray[np.int8]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+
+class Status(IntEnum):
+    """The reason for which a scan ended."""
+
+    MORE = 0
+    """the buffer ends inside an event"""
+    END = 1
+    """the list of events is over"""
+    GROW = 2
+    """the table of texts is full"""
+    SYNTAX = 3
+    NOT_AN_OBJECT = 4
+    BAD_TIME = 5
+    BAD_DURATION = 6
+    NO_TIME = 7
+    NO_NAME = 8
+    BAD_TYPE = 9
+
+
+class State(IntEnum):
+    """Counters that go from one scan to the next."""
+
+    ROWS = 0
+    EXTRAS = 1
+    EVENTS = 2
+    TEXTS = 3
+    ARENA = 4
+    FRACTIONAL = 5
+    """1 where a time has a fraction of a microsecond, or an event has none"""
+    WITHOUT_DURATION = 6
+    AFTER_EVENT = 7
+    """1 between an event and the comma behind it"""
+    FAULT = 8
+    """the place of a fault in the buffer"""
+
+
+MISSING = -1
+NO_DURATION = -1
+TEXT_THREAD = -(1 << 41)
+"""processes and threads that are texts are numbered from here down"""
+
+
+class Rows(NamedTuple):
+    """Columns of the events that have a duration and a category, and of the memory events."""
+
+    place: I64
+    """place in `traceEvents`"""
+    ts_ns: I64
+    dur_ns: I64
+    """NO_DURATION for a memory event"""
+    name: I32
+    cat: I32
+    pid: I64
+    tid: I64
+    stream: I64
+    correlation: I64
+    external_id: I64
+
+    @classmethod
+    def empty(cls, n_rows: int) -> Rows:
+        """Returns columns for `n_rows` rows that hold nothing yet."""
+        wide, narrow = np.int64, np.int32
+        types = (wide, wide, wide, narrow, narrow, wide, wide, wide, wide, wide)
+        return cls(*(np.empty(n_rows, one) for one in types))  # type: ignore[arg-type]
+
+
+class Extras(NamedTuple):
+    """Values of arguments that few events have."""
+
+    row: I64
+    key: I8
+    value: npt.NDArray[np.float64]
+    """a number, or the number of a text"""
+
+    @classmethod
+    def empty(cls, n_rows: int) -> Extras:
+        """Returns columns for `n_rows` values that hold nothing yet."""
+        return cls(np.empty(n_rows, np.int64), np.empty(n_rows, np.int8), np.empty(n_rows, np.float64))
+
+
+class Texts(NamedTuple):
+    """Each text once: its bytes in one array, and an open-addressing table of their hashes."""
+
+    arena: U8
+    start: I64
+    """first byte of each text, and the end of the last one"""
+    hashes: U64
+    slots: I32
+
+    @classmethod
+    def empty(cls, n_bytes: int, n_texts: int) -> Texts:
+        """Returns room for `n_texts` texts (half a power of two) of `n_bytes` together."""
+        return cls(
+            np.empty(n_bytes, np.uint8),
+            np.zeros(n_texts + 1, np.int64),
+            np.empty(n_texts, np.uint64),
+            np.full(2 * n_texts, -1, np.int32),
+        )
+
+    def grown(self, state: I64, n_bytes: int) -> Texts:
+        """Returns the same texts with room for twice as many, and `n_bytes` more."""
+        n_texts, used = int(state[State.TEXTS]), int(state[State.ARENA])
+        room = 2 * len(self.hashes) if 2 * n_texts > len(self.hashes) else len(self.hashes)
+        larger = Texts.empty(used + n_bytes, room)
+        larger.arena[:used] = self.arena[:used]
+        larger.start[: n_texts + 1] = self.start[: n_texts + 1]
+        larger.hashes[:n_texts] = self.hashes[:n_texts]
+        _rehash(n_texts, larger.hashes, larger.slots)
+        return larger
+
+
+_EVENT_HASHES, _EVENT_KEYS = key_table(SPELLINGS)
+_ARG_HASHES, _ARG_KEYS = key_table(ARGUMENT_SPELLINGS)
+_IS_TEXT = np.array([key in TEXT_KEYS for key in Key])
+_IS_REAL = np.array([key in REAL_KEYS for key in Key])
+_PH, _CAT, _NAME, _PID, _TID, _TS, _DUR = map(int, (Key.PH, Key.CAT, Key.NAME, Key.PID, Key.TID, Key.TS, Key.DUR))
+_ARGS, _STREAM, _CORRELATION, _EXTERNAL = map(int, (Key.ARGS, Key.STREAM, Key.CORRELATION, Key.EXTERNAL_ID))
+_MORE, _END, _GROW, _SYNTAX, _NOT_AN_OBJECT = map(
+    int, (Status.MORE, Status.END, Status.GROW, Status.SYNTAX, Status.NOT_AN_OBJECT)
+)
+_BAD_TIME, _BAD_DURATION, _NO_TIME, _NO_NAME, _BAD_TYPE = map(
+    int, (Status.BAD_TIME, Status.BAD_DURATION, Status.NO_TIME, Status.NO_NAME, Status.BAD_TYPE)
+)
+_ROWS, _EXTRAS, _EVENTS, _N_TEXTS, _ARENA, _FRACTIONAL, _WITHOUT, _AFTER, _FAULT = map(int, State)
+_MEMORY = np.uint64(key_hash(b"[memory]"))
+_QUOTE, _BACKSLASH, _COMMA, _COLON, _MINUS, _PLUS, _POINT = (ord(c) for c in '"\\,:-+.')
+_OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST, _ZERO, _NINE = (ord(c) for c in "{}[]09")
+_X, _I, _N = ord("X"), ord("i"), ord("n")
+_MOST_DIGITS = 18
+_LARGEST_US = 9_000_000_000_000_000
+"""times beyond do not fit 64 bits in nanoseconds"""
+
+
+@kernel
+def skip_space(buf: U8, pos: int, n: int) -> int:
+    """Returns the place of the first byte from `pos` on that is no white space, `n` if there is none."""
+    while pos < n and (buf[pos] == 32 or (9 <= buf[pos] <= 13)):
+        pos += 1
+    return pos
+
+
+@kernel
+def text_end(buf: U8, pos: int, n: int) -> int:
+    """Returns the place of the quote that ends the text from `pos` on, -1 if the buffer ends before."""
+    while pos < n:
+        byte = buf[pos]
+        if byte == _QUOTE:
+            return pos
+        pos += 2 if byte == _BACKSLASH else 1
+    return -1
+
+
+@kernel
+def value_end(buf: U8, pos: int, n: int) -> int:
+    """Returns the place behind the value at `pos`, -1 if the buffer ends before, -2 if there is none."""
+    depth = 0
+    while pos < n:
+        byte = buf[pos]
+        if byte == _QUOTE:
+            pos = text_end(buf, pos + 1, n)
+            if pos < 0:
+                return -1
+            if depth == 0:
+                return pos + 1
+        elif byte in (_OPEN, _OPEN_LIST):
+            depth += 1
+        elif byte in (_CLOSE, _CLOSE_LIST):
+            if depth == 0:
+                return -2
+            depth -= 1
+            if depth == 0:
+                return pos + 1
+        elif depth == 0:
+            start = pos
+            while pos < n and not (
+                buf[pos] == _COMMA or buf[pos] == _CLOSE or buf[pos] == _CLOSE_LIST or buf[pos] <= 32
+            ):
+                pos += 1
+            if pos == n:
+                return -1
+            return pos if pos > start else -2
+        pos += 1
+    return -1
+
+
+@kernel
+def _hash(buf: U8, first: int, end: int) -> Any:
+    value = np.uint64(0xCBF29CE484222325)
+    for i in range(first, end):
+        value = (value ^ np.uint64(buf[i])) * np.uint64(0x100000001B3)
+    return value
+
+
+@kernel
+def _find_key(buf: U8, first: int, end: int, hashes: U64, fields: I8) -> int:
+    value = _hash(buf, first, end)
+    slot = np.int64(value & np.uint64(255))
+    while fields[slot] >= 0:
+        if hashes[slot] == value:
+            return int(fields[slot])
+        slot = (slot + 1) & 255
+    return -1
+
+
+@kernel
+def _text_hash(buf: U8, first: int, end: int) -> Any:
+    """Hashes eight bytes at a time."""
+    value = np.uint64(end - first) * np.uint64(0x9E3779B97F4A7C15)
+    i = first
+    while i + 8 <= end:
+        word = (
+            np.uint64(buf[i])
+            | np.uint64(buf[i + 1]) << np.uint64(8)
+            | np.uint64(buf[i + 2]) << np.uint64(16)
+            | np.uint64(buf[i + 3]) << np.uint64(24)
+            | np.uint64(buf[i + 4]) << np.uint64(32)
+            | np.uint64(buf[i + 5]) << np.uint64(40)
+            | np.uint64(buf[i + 6]) << np.uint64(48)
+            | np.uint64(buf[i + 7]) << np.uint64(56)
+        )
+        value = (value ^ word) * np.uint64(0x9FB21C651E98DF25)
+        value ^= value >> np.uint64(32)
+        i += 8
+    while i < end:
+        value = (value ^ np.uint64(buf[i])) * np.uint64(0x100000001B3)
+        i += 1
+    return value ^ (value >> np.uint64(29))
+
+
+@kernel
+def _rehash(n_texts: int, hashes: U64, slots: I32) -> None:
+    mask = np.uint64(len(slots) - 1)
+    for number in range(n_texts):
+        slot = np.int64(hashes[number] & mask)
+        while slots[slot] >= 0:
+            slot = (slot + 1) & (len(slots) - 1)
+        slots[slot] = number
+
+
+@kernel
+def _intern(buf: U8, first: int, end: int, texts: Texts, state: I64) -> int:
+    """Returns the number of a text; -1 if there is no room for it."""
+    arena, start, hashes, slots = texts
+    value = _text_hash(buf, first, end)
+    mask = np.uint64(len(slots) - 1)
+    slot = np.int64(value & mask)
+    size = end - first
+    while slots[slot] >= 0:
+        number = slots[slot]
+        at = start[number]
+        if hashes[number] == value and start[number + 1] - at == size:
+            same = True
+            for i in range(size):
+                if arena[at + i] != buf[first + i]:
+                    same = False
+                    break
+            if same:
+                return int(number)
+        slot = (slot + 1) & (len(slots) - 1)
+    number = state[_N_TEXTS]
+    used = state[_ARENA]
+    if number >= len(hashes) or used + size > len(arena):
+        return -1
+    for i in range(size):
+        arena[used + i] = buf[first + i]
+    hashes[number] = value
+    slots[slot] = number
+    start[number + 1] = used + size
+    state[_N_TEXTS] = number + 1
+    state[_ARENA] = used + size
+    return int(number)
+
+
+@kernel
+def _nanoseconds(buf: U8, first: int, end: int) -> tuple[int, Any, int]:
+    """Returns (1, nanoseconds, has a fraction) of a decimal number of microseconds; (0, ...) if it is none."""
+    i = first
+    negative = i < end and buf[i] == _MINUS
+    if negative:
+        i += 1
+    whole, digits = 0, 0
+    while i < end and _ZERO <= buf[i] <= _NINE:
+        whole = whole * 10 + (np.int64(buf[i]) - _ZERO)
+        digits += 1
+        i += 1
+        if digits > _MOST_DIGITS:
+            return 0, 0, 0
+    if digits == 0 or whole > _LARGEST_US:
+        return 0, 0, 0
+    nanos, fractional = whole * 1000, 0
+    if i < end and buf[i] == _POINT:
+        fractional = 1
+        i += 1
+        scale = 100
+        place = 0
+        while i < end and _ZERO <= buf[i] <= _NINE:
+            digit = np.int64(buf[i]) - _ZERO
+            if place < 3:
+                nanos += digit * scale
+                scale //= 10
+            elif place == 3 and digit >= 5:
+                nanos += 1
+            place += 1
+            i += 1
+        if place == 0:
+            return 0, 0, 0
+    if i < end:
+        ok, real = _real(buf, first, end)
+        if ok == 0 or not abs(real) < _LARGEST_US:
+            return 0, 0, 0
+        return 1, np.int64(np.round(real * 1000.0)), 1
+    return 1, -nanos if negative else nanos, fractional
+
+
+@kernel
+def _real(buf: U8, first: int, end: int) -> tuple[int, float]:
+    """Returns (1, value) of a decimal number, (0, ...) if it is none."""
+    i = first
+    negative = i < end and buf[i] == _MINUS
+    if negative:
+        i += 1
+    value, scale, digits, point = 0.0, 1.0, 0, False
+    while i < end and (_ZERO <= buf[i] <= _NINE or (buf[i] == _POINT and not point)):
+        if buf[i] == _POINT:
+            point = True
+        else:
+            value = value * 10.0 + (np.int64(buf[i]) - _ZERO)
+            digits += 1
+            if point:
+                scale *= 10.0
+        i += 1
+    if digits == 0:
+        return 0, 0.0
+    value /= scale
+    if i < end and (buf[i] == 101 or buf[i] == 69):
+        i += 1
+        down = i < end and buf[i] == _MINUS
+        if i < end and (buf[i] == _MINUS or buf[i] == _PLUS):
+            i += 1
+        power = 0
+        while i < end and _ZERO <= buf[i] <= _NINE and power < 1000:
+            power = power * 10 + (np.int64(buf[i]) - _ZERO)
+            i += 1
+        value *= 10.0 ** (-power if down else power)
+    if i < end:
+        return 0, 0.0
+    return 1, -value if negative else value
+
+
+@kernel
+def _whole(buf: U8, first: int, end: int) -> tuple[int, Any]:
+    """Returns (1, value) of a number cut to a whole one, (0, ...) if it is none."""
+    i = first
+    negative = i < end and buf[i] == _MINUS
+    if negative:
+        i += 1
+    value, digits = 0, 0
+    while i < end and _ZERO <= buf[i] <= _NINE and digits <= _MOST_DIGITS:
+        value = value * 10 + (np.int64(buf[i]) - _ZERO)
+        digits += 1
+        i += 1
+    if i == end and 0 < digits <= _MOST_DIGITS:
+        return 1, -value if negative else value
+    ok, real = _real(buf, first, end)
+    if ok == 1 and abs(real) < 9e18:
+        return 1, np.int64(real)
+    return 0, 0
+
+
+@kernel
+def scan_events(buf: U8, pos: int, n: int, rows: Rows, extras: Extras, texts: Texts, state: I64) -> tuple[int, int]:
+    """Reads the events of `buf[pos:n]` into the columns. Returns the place behind the last whole one, and a Status.
+
+    `pos` is behind the bracket that opens the list, behind an event or behind a comma. The columns have room for as
+    many rows as fit the buffer.
+    """
+    place_of, ts_of, dur_of, name_of, cat_of, pid_of, tid_of, stream_of, correlation_of, external_of = rows
+    extra_row, extra_key, extra_value = extras
+    while True:
+        begin = pos
+        pos = skip_space(buf, pos, n)
+        if pos == n:
+            return begin, _MORE
+        if buf[pos] == _CLOSE_LIST:
+            if state[_EVENTS] > 0 and state[_AFTER] == 0:
+                state[_FAULT] = pos
+                return begin, _SYNTAX
+            return pos + 1, _END
+        if state[_AFTER] == 1:
+            if buf[pos] != _COMMA:
+                state[_FAULT] = pos
+                return begin, _SYNTAX
+            state[_AFTER] = 0
+            pos += 1
+            continue
+        state[_FAULT] = pos
+        if buf[pos] != _OPEN:
+            return begin, _NOT_AN_OBJECT
+        pos += 1
+        row = state[_ROWS]
+        n_extras = state[_EXTRAS]
+        phase, name, cat = 0, -1, -1
+        pid, tid, stream, correlation, external = 0, 0, -1, -1, -1
+        ts, dur, timed, lasting, fractional = 0, 0, 0, 0, 0
+        memory = False
+        inside, first_pair = False, True
+        while True:
+            pos = skip_space(buf, pos, n)
+            if pos == n:
+                return begin, _MORE
+            state[_FAULT] = pos
+            if buf[pos] == _CLOSE:
+                pos += 1
+                first_pair = False
+                if inside:
+                    inside = False
+                    continue
+                break
+            if not first_pair:
+                if buf[pos] != _COMMA:
+                    return begin, _SYNTAX
+                pos = skip_space(buf, pos + 1, n)
+                if pos == n:
+                    return begin, _MORE
+            first_pair = False
+            state[_FAULT] = pos
+            if buf[pos] != _QUOTE:
+                return begin, _SYNTAX
+            key_first = pos + 1
+            key_end = text_end(buf, key_first, n)
+            if key_end < 0:
+                return begin, _MORE
+            pos = skip_space(buf, key_end + 1, n)
+            if pos == n:
+                return begin, _MORE
+            if buf[pos] != _COLON:
+                state[_FAULT] = pos
+                return begin, _SYNTAX
+            pos = skip_space(buf, pos + 1, n)
+            if pos == n:
+                return begin, _MORE
+            if inside:
+                key = _find_key(buf, key_first, key_end, _ARG_HASHES, _ARG_KEYS)
+            else:
+                key = _find_key(buf, key_first, key_end, _EVENT_HASHES, _EVENT_KEYS)
+            if key == _ARGS and buf[pos] == _OPEN:
+                inside, first_pair = True, True
+                pos += 1
+                continue
+            first = pos
+            state[_FAULT] = pos
+            pos = value_end(buf, first, n)
+            if pos == -1:
+                return begin, _MORE
+            if pos < 0:
+                return begin, _SYNTAX
+            if key < 0 or key == _ARGS:
+                continue
+            quoted = buf[first] == _QUOTE
+            end = pos
+            if quoted:
+                first += 1
+                end -= 1
+            if key == _PH:
+                phase = np.int64(buf[first]) if quoted and end == first + 1 else 0
+            elif key == _TS:
+                if buf[first] == _N and not quoted:
+                    continue
+                timed, ts, fraction = _nanoseconds(buf, first, end)
+                if timed == 0 or quoted:
+                    return begin, _BAD_TIME
+                fractional |= fraction
+            elif key == _DUR:
+                if buf[first] == _N and not quoted:
+                    continue
+                lasting, dur, fraction = _nanoseconds(buf, first, end)
+                if lasting == 0 or quoted or dur < 0:
+                    return begin, _BAD_DURATION
+            elif key in (_NAME, _CAT):
+                if not quoted:
+                    return begin, _BAD_TYPE
+                number = _intern(buf, first, end, texts, state)
+                if number < 0:
+                    return begin, _GROW
+                if key == _NAME:
+                    name = number
+                    memory = _hash(buf, first, end) == _MEMORY
+                else:
+                    cat = number
+            elif key in (_PID, _TID):
+                ok, number = (0, 0) if quoted else _whole(buf, first, end)
+                if ok == 0:
+                    number = _intern(buf, first, end, texts, state)
+                    if number < 0:
+                        return begin, _GROW
+                    number = TEXT_THREAD - number
+                if key == _PID:
+                    pid = number
+                else:
+                    tid = number
+            elif key == _STREAM:
+                ok, number = _whole(buf, first, end)
+                stream = number if ok == 1 else -1
+            elif key == _CORRELATION:
+                ok, number = _whole(buf, first, end)
+                correlation = number if ok == 1 else -1
+            elif key == _EXTERNAL:
+                ok, number = _whole(buf, first, end)
+                external = number if ok == 1 else -1
+            else:
+                if _IS_TEXT[key]:
+                    ok, real = 1, float(_intern(buf, first, end, texts, state))
+                    if real < 0:
+                        return begin, _GROW
+                elif _IS_REAL[key]:
+                    ok, real = _real(buf, first, end)
+                else:
+                    ok, number = _whole(buf, first, end)
+                    real = float(number)
+                if ok == 1:
+                    extra_row[n_extras] = row
+                    extra_key[n_extras] = key
+                    extra_value[n_extras] = real
+                    n_extras += 1
+        state[_FAULT] = begin
+        kept = lasting == 1 and cat >= 0
+        if kept or (phase == _I and memory):
+            if timed == 0:
+                return begin, _NO_TIME
+            if name < 0:
+                return begin, _NO_NAME
+            place_of[row] = state[_EVENTS]
+            ts_of[row] = ts
+            dur_of[row] = dur if lasting == 1 else NO_DURATION
+            name_of[row] = name
+            cat_of[row] = cat
+            pid_of[row] = pid
+            tid_of[row] = tid
+            stream_of[row] = stream
+            correlation_of[row] = correlation
+            external_of[row] = external
+            state[_ROWS] = row + 1
+            state[_EXTRAS] = n_extras
+        elif phase == _X:
+            state[_WITHOUT] += 1
+        if fractional == 1 or timed == 0:
+            state[_FRACTIONAL] = 1
+        state[_EVENTS] += 1
+        state[_AFTER] = 1

@@ -1,0 +1,173 @@
+"""Small profiles whose figures anyone can work out."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_files import host, kernel, launch, write_profile
+
+from forerun.answers.profile.analyze import analyze
+from forerun.answers.profile.critical_path import critical_path
+from forerun.answers.profile.facts import facts_of
+from forerun.answers.profile.intervals import shared_times, union
+from forerun.answers.profile.kernel_types import KernelType, kernel_type, short_name
+from forerun.answers.profile.window import windows
+from forerun.common.errors import ForerunError
+from forerun.sources.profile.read import read_profile
+
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)"
+STEP = [
+    host("ProfilerStep#3", 0, 400, "user_annotation"),
+    host("aten::mm", 10, 40),
+    launch(20, 10, 1),
+    host("aten::all_reduce", 60, 30),
+    launch(65, 10, 2),
+    host("aten::add", 110, 60),
+    launch(120, 20, 3),
+    kernel("gemm", 40, 60, 1),
+    kernel(NCCL, 80, 70, 2, stream=9),
+    kernel("add", 150, 30, 3),
+]
+
+
+@pytest.fixture
+def analysis(tmp_path):
+    return analyze([read_profile(write_profile(tmp_path / "a.json", STEP))])
+
+
+def test_busy_and_idle_time(analysis):
+    # gemm 40..100, all-reduce 80..150, add 150..180: never idle, 90 of 140 us compute
+    (row,) = analysis.table("temporal_breakdown").rows
+    assert row == (0, 0.0, 90.0, 50.0, 140.0, 0.0, 64.29, 35.71)
+
+
+def test_overlap_is_a_share_of_communication(analysis):
+    assert analysis.table("comm_comp_overlap").rows == [(0, round(100 * 20 / 70, 2))]
+
+
+def test_time_by_type(analysis):
+    rows = {row[0]: row[1] for row in analysis.table("gpu_kernel_breakdown.0").rows}
+    assert rows == {"COMPUTATION": 70.0, "COMMUNICATION": 50.0, "COMPUTATION overlapping COMMUNICATION": 20.0}
+
+
+def test_idle_time_is_the_hosts_where_the_launch_comes_late(analysis):
+    rows = analysis.table("idle_time_breakdown.0").rows
+    assert (0, 7, "host_wait", 50.0, 1.0) in rows  # add was launched at 120, gemm ended at 100
+
+
+def test_launches_have_delays(analysis):
+    rows = analysis.table("cuda_kernel_launch_stats.rank0").rows
+    assert rows == [(1, 10.0, 60.0, 10.0), (2, 10.0, 70.0, 5.0), (3, 20.0, 30.0, 10.0)]
+
+
+def test_queues_grow_at_launches_and_shrink_at_starts(analysis):
+    rows = {row[1]: row[2:] for row in analysis.table("queue_length_summary").rows}
+    assert rows[7][:2] == (4.0, 0.5)
+    assert rows[9][-1] == 1.0
+
+
+def test_the_critical_path_goes_through_the_last_launch(analysis):
+    (path,) = analysis.paths
+    # the host from aten::mm to the launch of add (10..50, 60..90, 110..120), its delay of 30, add of 30
+    assert path.length_us == 40 + 30 + 10 + 30 + 30
+    assert path.bounds()["gpu_kernel_launch_overhead"] == 30
+    assert path.bounds()["gpu_compute_bound"] == 30
+
+
+def test_the_last_of_several_steps_is_left_out(tmp_path):
+    later = [{**event, "ts": event["ts"] + 1000} for event in STEP]
+    for event in later:
+        event["args"] = {name: value + 10 if name == "correlation" else value for name, value in event["args"].items()}
+    later[0]["name"] = "ProfilerStep#4"
+    both = analyze([read_profile(write_profile(tmp_path / "a.json", STEP + later))])
+    assert both.table("temporal_breakdown").rows[0][4] == 140.0
+    assert any("last profiler step" in note for note in both.notes)
+    same = later[:1] + STEP[1:]
+    assert not analyze([read_profile(write_profile(tmp_path / "b.json", same))]).windows[0].last_step_dropped
+
+
+def test_times_with_fractions_shrink_to_whole_microseconds(tmp_path):
+    events = [kernel("a", 1.2, 3.9, 1), kernel("b", 7.1, 0.5, 2)]
+    (view,) = windows([read_profile(write_profile(tmp_path / "a.json", events))])
+    assert view.ts_us.tolist() == [0.0, 6.0]
+    assert view.dur_us.tolist() == [3.0, -1.0]  # HTA's rule makes short events negative
+
+
+def test_a_profile_of_the_host_alone(tmp_path):
+    found = read_profile(write_profile(tmp_path / "a.json", STEP[:2]))
+    analysis = analyze([found])
+    assert analysis.table("temporal_breakdown").rows == []
+    assert math.isnan(analysis.table("comm_comp_overlap").rows[0][1])
+    assert any("no work of a device" in note for note in analysis.notes)
+    assert any("no work of a device" in sentence for sentence in facts_of(found).missing)
+
+
+def test_facts_count_and_say_what_is_missing(tmp_path):
+    found = facts_of(read_profile(write_profile(tmp_path / "a.json", [*STEP, kernel("Memcpy HtoD (x)", 300, 5, 77)])))
+    assert (found.kernels, found.copies, found.collectives, found.described_collectives) == (3, 1, 1, 0)
+    assert found.streams == (7, 9)
+    assert found.step_times_s == (400e-6,)
+    assert found.device_busy_s == pytest.approx(145e-6)
+    assert any(sentence.startswith("no launch of 1 of 4") for sentence in found.missing)
+
+
+def test_an_instance_that_is_not_there_is_an_error(analysis):
+    with pytest.raises(ForerunError, match="instance 2 is not among the 1"):
+        critical_path(analysis.windows[0], "ProfilerStep", 2)
+
+
+def test_a_stream_that_waits_for_an_event_is_bound_by_the_other_stream(tmp_path):
+    wait = {"stream": 9, "wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 5, "correlation": 6}
+    events = [
+        host("ProfilerStep#1", 0, 300, "user_annotation"),
+        launch(10, 5, 1),
+        launch(20, 2, 5, "cudaEventRecord"),
+        launch(24, 2, 6, "cudaStreamWaitEvent"),
+        launch(30, 5, 2),
+        kernel("long", 20, 150, 1),
+        {**kernel("Stream Wait Event", 28, 1, 6, 9), "cat": "cuda_sync", "args": wait},
+        kernel("short", 172, 10, 2, 9),
+    ]
+    (path,) = analyze([read_profile(write_profile(tmp_path / "a.json", events))]).paths
+    assert path.length_us == 10 + 150 + 10  # launch delay of long, long, short
+    assert path.bounds()["gpu_compute_bound"] == 160
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (NCCL, KernelType.COMMUNICATION),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float", KernelType.COMMUNICATION),
+        ("Memcpy DtoH (Device -> Pageable)", KernelType.MEMORY),
+        ("Memset (Device)", KernelType.MEMORY),
+        ("void SyncBatchNorm<float>", KernelType.OTHER),
+        ("deep_ep::combine", KernelType.COMPUTATION),
+        ("Stream Wait Event", KernelType.COMPUTATION),
+    ],
+)
+def test_types_follow_names(name, kind):
+    assert kernel_type(name) is kind
+
+
+def test_short_names_have_no_arguments():
+    assert short_name("void at::native::foo<float, bar<2> >(int*, float)") == "at::native::foo"
+    assert short_name("Memcpy DtoH (Device -> Pageable)") == "Memcpy DtoH (Device -> Pageable)"
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 2)), min_size=1, max_size=30))
+def test_unions_and_shared_times_are_those_of_a_grid(intervals):
+    grid = np.zeros((3, 100), bool)
+    for start, length, kind in intervals:
+        grid[kind, start : start + length] = True
+    sets = []
+    for kind in range(3):
+        chosen = np.array([(start, start + length) for start, length, k in intervals if k == kind], float).reshape(
+            -1, 2
+        )
+        sets.append(union(chosen[:, 0], chosen[:, 1]))
+        assert sets[-1].total() == grid[kind].sum()
+    combination = grid[0] + 2 * grid[1] + 4 * grid[2]
+    found = shared_times(sets)
+    assert all(found.get(number, 0.0) == (combination == number).sum() for number in range(1, 8))
