@@ -75,7 +75,7 @@ def test_a_cache_is_outdated_by_any_module_beside_the_compiled_one_and_by_its_co
 
     def stamp() -> object:
         jit._newest.cache_clear()
-        return njit(module.one)._cache._cache_file._source_stamp  # type: ignore[attr-defined]
+        return njit(module.one).dispatcher._cache._cache_file._source_stamp  # type: ignore[attr-defined]
 
     stamps = [stamp()]
     for number, name in enumerate(("callee.py", "constants.yaml", "notes.txt"), 1):
@@ -98,5 +98,5 @@ def test_what_numba_is_asked(decorator: object, asked: dict[str, bool], monkeypa
     found: list[dict[str, object]] = []
     monkeypatch.setattr(numba, "njit", lambda **options: found.append(options) or (lambda function: function))
     monkeypatch.setattr(jit, "_watch_callees", lambda *what: None)
-    decorator(add)  # type: ignore[operator]
+    assert decorator(add).dispatcher is add  # type: ignore[operator]
     assert found == [{"cache": True, **asked}]

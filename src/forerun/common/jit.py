@@ -1,14 +1,20 @@
-"""Numba's compiler, with a cache on disk wherever a folder can be written."""
+"""Compiled functions: object code that came with the package, or numba's compiler with a cache on disk.
+
+Numba takes a second to be imported and up to half a minute to compile what a command calls, so it is imported where the
+library (`native`) has no code for a function and its arguments.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
+from forerun.common.native.library import Mismatch, library
+from forerun.common.native.signatures import RECORDING, record
 
 F = TypeVar("F", bound=Callable[..., object])
 _SHARED = tuple(Path(__file__).parents[1] / package for package in ("core/engine", "core/program", "astrasim/messages"))
@@ -16,17 +22,17 @@ _SHARED = tuple(Path(__file__).parents[1] / package for package in ("core/engine
 
 
 def njit(function: F) -> F:
-    """Compiles `function` on its first call."""
-    return _compiled(function)
+    """Compiles `function`."""
+    return cast(F, Kernel(function, {}))
 
 
 def kernel(function: F) -> F:
-    """Compiles a function that allocates no arrays (numba refuses one that does) on its first call.
+    """Compiles a function that allocates no arrays (numba refuses one that does).
 
     Without allocations numba need not count references. Otherwise it counts them for each array of a tuple at every
     call, which takes ten times as long as the work of a small function.
     """
-    return _compiled(function, _nrt=False)
+    return cast(F, Kernel(function, {"_nrt": False}))
 
 
 def inlined(function: F) -> F:
@@ -34,21 +40,66 @@ def inlined(function: F) -> F:
 
     Numba passes an array as seven words, so passing a hundred arrays costs more than the work of a small function.
     """
-    return _compiled(function, _nrt=False, forceinline=True)
+    return cast(F, Kernel(function, {"_nrt": False, "forceinline": True}))
 
 
-def _compiled(function: F, **options: Any) -> F:
-    """Compiles with a cache, or without one where numba finds no folder to write it to.
+class Kernel:
+    """A function of numbers, arrays and tuples of them that runs compiled."""
 
-    Numba raises RuntimeError when it can write neither the package's folder, nor NUMBA_CACHE_DIR, nor the home
-    directory (a read-only install, a container without a home).
-    """
-    try:
-        compiled = numba.njit(cache=True, **options)(function)
-    except RuntimeError:
-        return cast(F, numba.njit(**options)(function))
-    _watch_callees(compiled, Path(inspect.getfile(function)).parent)
-    return cast(F, compiled)
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.py_func = function
+        self._options = options
+        self._native: list[Callable[..., Any]] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Calls the native function for such arguments, or the one that numba compiles for them."""
+        if self._native is None:
+            self._native = [] if RECORDING or library() is None else list(library().variants(self.name))
+        for native in self._native:
+            try:
+                return native(*arguments)
+            except (Mismatch, TypeError, OverflowError):
+                continue
+        result = self.dispatcher(*arguments)
+        if RECORDING:
+            record(self.name, arguments, result)
+        return result
+
+    @property
+    def name(self) -> str:
+        """`module:name`, by which the library knows the function."""
+        return f"{self.py_func.__module__}:{self.py_func.__qualname__}"
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """Numba's function, which compiles itself on its first call.
+
+        It has no cache where numba finds no folder to write it to: numba raises RuntimeError when it can write neither
+        the package's folder, nor NUMBA_CACHE_DIR, nor the home directory (a read-only install, a container without
+        a home).
+        """
+        numba = _numba()
+        try:
+            compiled = numba.njit(cache=True, **self._options)(self.py_func)
+        except RuntimeError:
+            return numba.njit(**self._options)(self.py_func)
+        _watch_callees(compiled, Path(inspect.getfile(self.py_func)).parent)
+        return compiled
+
+
+@cache
+def _numba() -> Any:
+    """Numba, which takes a Kernel that another one calls for the function that numba compiled of it."""
+    import numba
+    from numba.core import types
+    from numba.extending import typeof_impl
+
+    @typeof_impl.register(Kernel)
+    def _typeof(kernel: Kernel, context: Any) -> Any:
+        return types.Dispatcher(kernel.dispatcher)
+
+    return numba
 
 
 def _watch_callees(compiled: Any, folder: Path) -> None:

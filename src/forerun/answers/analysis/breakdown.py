@@ -60,6 +60,8 @@ class _Counts(NamedTuple):
     """Cause of the time that the compute stream waits for each op on each stream, (n_ops, n_streams)"""
     split_ps: I64
     """picoseconds by Cause inside ops that stand for a run of blocks, 0 for all others, (n_ops, N_CAUSES)"""
+    divided: Mask
+    """whether an op stands for such a run, (n_ops,)"""
     phase: I8
     """Phase of each node, (nodes,)"""
 
@@ -76,11 +78,10 @@ def breakdown_ps(
     joint = np.zeros(len(program.channels) + 1, np.bool_)
     joint[list(Origin.of(program).joint_channels)] = True
     has_pipeline = len(program.channels) > joint.sum() if joint.any() else len(program.rank_classes) > 1
+    if split_ps is None:
+        split_ps = np.zeros((len(ops), N_CAUSES), np.int64)
     counts = _Counts(
-        _CAUSE_OF_KIND[ops.kind],
-        waiting_causes(program),
-        np.zeros((len(ops), N_CAUSES), np.int64) if split_ps is None else split_ps,
-        flat.phase,
+        _CAUSE_OF_KIND[ops.kind], waiting_causes(program), split_ps, (split_ps > 0).any(axis=1), flat.phase
     )
     class_end = np.zeros(0, np.int64) if alone else timeline.class_end_ps
     return _breakdown(nodes_of(flat), times_of(timeline), counts, joint[flat.meeting_channel], class_end, has_pipeline)
@@ -155,10 +156,11 @@ def _breakdown(nodes: Nodes, times: Times, counts: _Counts, joint: Mask, class_e
     """
     class_ptr, op, stream, meeting, end = nodes.class_ptr, nodes.op, nodes.stream, nodes.meeting, times.end
     n_classes = len(class_ptr) - 1
-    step_end = class_end.max() if len(class_end) else -1
+    step_end = -1
+    for c in range(len(class_end)):
+        step_end = max(step_end, class_end[c])
     before = stream_before(class_ptr, stream) if joint.any() else np.empty(0, np.int32)
     out = np.zeros((n_classes, N_CAUSES), np.int64)
-    divided = counts.split_ps.sum(axis=1) > 0
     for c in range(n_classes):
         now = np.int64(0)
         for i in range(class_ptr[c], class_ptr[c + 1]):
@@ -184,8 +186,9 @@ def _breakdown(nodes: Nodes, times: Times, counts: _Counts, joint: Mask, class_e
                 else:
                     out[c, cause] += gap
             busy = end[i] - max(times.start[i], now)
-            if busy > 0 and divided[op[i]]:
-                out[c] += counts.split_ps[op[i]]
+            if busy > 0 and counts.divided[op[i]]:
+                for k in range(N_CAUSES):
+                    out[c, k] += counts.split_ps[op[i], k]
             elif busy > 0:
                 cause = counts.running[op[i]]
                 if counts.phase[i] == _RECOMPUTING:

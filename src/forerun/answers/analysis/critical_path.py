@@ -144,7 +144,8 @@ def _members(meeting: I32, n_meetings: int) -> tuple[I64, I32]:
     for m in meeting:
         if m >= 0:
             ptr[m + 2] += 1
-    ptr = np.cumsum(ptr)
+    for m in range(n_meetings + 1):
+        ptr[m + 1] += ptr[m]
     member = np.empty(ptr[-1], np.int32)
     for i in range(len(meeting)):
         if meeting[i] >= 0:

@@ -62,7 +62,8 @@ def _share(order: I64, start_ns: I64, size: F64, first: I64, path: I32, capacity
     """Returns when the last byte of each flow is sent; `count` (links,) is the number of flows over each link."""
     n, n_links = len(order), len(capacity)
     first_member = np.zeros(n_links + 1, np.int64)
-    first_member[1:] = np.cumsum(count)
+    for link in range(n_links):
+        first_member[link + 1] = first_member[link] + count[link]
     member = np.empty(len(path), np.int32)
     n_members = np.zeros(n_links, np.int64)
     active = np.empty(n, np.int64)

@@ -215,7 +215,8 @@ def _deliver(
 def _push(event: Records, n: int, time: int, sequence: int, what: int) -> tuple[Records, int]:
     if n == len(event):
         larger = np.empty(2 * n, _EVENT)
-        larger[:n] = event
+        for i in range(n):
+            larger[i] = event[i]
         event = larger
     i = open_slot(event, n, time, sequence)
     event[i].time = time
