@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types tests long ray versions bench mutants clean
+.PHONY: demo test lint types kernels tests long ray versions bench mutants clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
@@ -21,11 +21,15 @@ types: $(VENV)/installed-test
 # Tests start many Pythons, which share what was compiled; slow files come first, so that both workers end together.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-tests: $(VENV)/installed-test
+tests: kernels
 	$(PYTEST)
 
+# object code for the kernels, where a source has changed since the package was installed
+kernels: $(VENV)/installed-test
+	$(BIN)/python -m forerun.common.native.build
+
 # what make test leaves out: long tests, and the search on Ray (79 MB)
-long: $(VENV)/installed-test
+long: kernels
 	$(PYTEST) -m long
 
 ray: $(VENV)/installed-ray
@@ -36,7 +40,7 @@ TORCH ?= 2.10 2.11 2.12 2.13 2.14 2.15
 versions:
 	for release in $(TORCH); do PYTHON=$(PYTHON) .ci/torch-version $$release || exit 1; done
 
-bench: $(VENV)/installed-test
+bench: kernels
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/events.py
 	$(BIN)/python benchmarks/predict.py

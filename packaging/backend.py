@@ -1,4 +1,4 @@
-"""Builds the package with setuptools. A build runs the package to compile its kernels, so it needs what the package needs."""
+"""Builds the package with setuptools. It runs the package to compile kernels, so it needs what the package needs."""
 
 from setuptools.build_meta import *  # noqa: F403
 from setuptools.config.pyprojecttoml import read_configuration

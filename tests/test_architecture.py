@@ -22,8 +22,8 @@ ROOMS = {
     "common": [
         ["version", "errors", "units", "arrays", "former_names"],
         ["admission"],
-        ["files", "jit", "processes", "content", "records"],
-        ["ray_cluster", "yaml_files", "array_files"],
+        ["files", "native", "processes", "content", "records"],
+        ["jit", "ray_cluster", "yaml_files", "array_files"],
         ["shipped"],
     ],
     "describe": [["cluster", "model", "kernels"], ["stacks"], ["plan"]],
@@ -42,6 +42,7 @@ FLOOR = {
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 """all but the package itself, which imports what it offers when it is used"""
 LAZY = {
+    SOURCE / "common" / "jit.py": {"numba", "event", "types", "typeof_impl"},
     SOURCE / "common" / "ray_cluster.py": {"ray"},
     SOURCE / "answers" / "analysis" / "history.py": {"pandas"},
     SOURCE / "describe" / "model" / "meta_device.py": {"torch", "transformers"},
@@ -59,7 +60,7 @@ LAZY = {
     SOURCE / "interfaces" / "report" / "pictures.py": {"matplotlib.collections"},
     SOURCE / "interfaces" / "report" / "page.py": {"plotly.offline"},
 }
-"""imports inside a function: of what may not be installed"""
+"""imports inside a function: of what may not be installed, and of numba, which takes long and is rarely needed"""
 
 
 def room_of(path: Path) -> str:
@@ -150,6 +151,7 @@ READERS = {
 """the modules that read: all that comes in goes through these"""
 OF_ITS_OWN = {
     "common/files.py": "what it has just written",
+    "common/native": "what the build of the package writes: object code, its index, the types that it compiles for",
     "sources/trace/job.py": "the two sides of a traced run exchange these files",
     "sources/trace/module_request.py": "as above",
     "sources/trace/remains.py": "what a killed process printed, and files of the kernel",
@@ -157,6 +159,7 @@ OF_ITS_OWN = {
     "describe/model/meta_device.py": "what a process that Forerun starts prints",
     "evidence/traced/checkout.py": "a checkout that git made and hashes verify",
     "interfaces/pytest_plugin.py": "an archive that git writes",
+    "sources/profile/read.py": "a text between quotes that it has cut out of a file that `admission.opened` opens",
     "astrasim/chakra/traces.py": "a tar file that `admission.opened` opens",
 }
 """what is no input of a user, and why"""

@@ -155,7 +155,7 @@ LLAMA += ["--seq-len", "8192", "--global-batch", "256"]
     [
         pytest.param(["predict", *LLAMA], id="predict"),
         pytest.param(["predict", *LLAMA, "--pp", "2"], id="pipeline"),
-        pytest.param(["predict", *LLAMA, "--network", "switch:8@450,fat-tree:8@50"], id="topology"),
+        pytest.param(["predict", *LLAMA, "--network", "switch:8@450/500ns,fat-tree:8@50/1000ns"], id="topology"),
         pytest.param(["plan", *LLAMA, "--top", "4"], id="plan"),
         pytest.param(["collective", "all_reduce", "--bytes", "64MiB", "--topology", "ring:8"], id="collective"),
         pytest.param(["experiment", "run", "resnet50-a100"], id="experiment"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -55,7 +56,8 @@ class Kernel:
     def __call__(self, *arguments: Any) -> Any:
         """Calls the native function for such arguments, or the one that numba compiles for them."""
         if self._native is None:
-            self._native = [] if RECORDING or library() is None else list(library().variants(self.name))
+            known = None if RECORDING else library()
+            self._native = [] if known is None else list(known.variants(self.name))
         for native in self._native:
             try:
                 return native(*arguments)
@@ -92,8 +94,23 @@ class Kernel:
 def _numba() -> Any:
     """Numba, which takes a Kernel that another one calls for the function that numba compiled of it."""
     import numba
-    from numba.core import types
+    from numba.core import event, types
     from numba.extending import typeof_impl
+
+    class Announced(event.Listener):
+        """Says to somebody who waits at a terminal that numba compiles."""
+
+        said = False
+
+        def on_start(self, event: Any) -> None:
+            if not self.said and sys.stderr.isatty():
+                print("forerun: compiling kernels, which takes up to a minute the first time", file=sys.stderr)
+            self.said = True
+
+        def on_end(self, event: Any) -> None:
+            """Nothing: the answer follows."""
+
+    event.register("numba:compile", Announced())  # type: ignore[no-untyped-call]
 
     @typeof_impl.register(Kernel)
     def _typeof(kernel: Kernel, context: Any) -> Any:

@@ -80,9 +80,8 @@ def breakdown_ps(
     has_pipeline = len(program.channels) > joint.sum() if joint.any() else len(program.rank_classes) > 1
     if split_ps is None:
         split_ps = np.zeros((len(ops), N_CAUSES), np.int64)
-    counts = _Counts(
-        _CAUSE_OF_KIND[ops.kind], waiting_causes(program), split_ps, (split_ps > 0).any(axis=1), flat.phase
-    )
+    divided: Mask = np.any(split_ps > 0, axis=1)
+    counts = _Counts(_CAUSE_OF_KIND[ops.kind], waiting_causes(program), split_ps, divided, flat.phase)
     class_end = np.zeros(0, np.int64) if alone else timeline.class_end_ps
     return _breakdown(nodes_of(flat), times_of(timeline), counts, joint[flat.meeting_channel], class_end, has_pipeline)
 

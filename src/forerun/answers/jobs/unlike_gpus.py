@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
+from forerun.common.admission import read_json, read_text
 from forerun.common.errors import ForerunError
-from forerun.common.files import read_text
 
 Rates = Mapping[str, Mapping[tuple[str, int], float]]
 """GPU kind -> (job type, GPUs) -> steps a second"""
@@ -68,10 +67,7 @@ def read_rates(path: str | Path, kinds: Sequence[str]) -> dict[str, dict[tuple[s
 
     Raises ForerunError, which names the file and what is wrong.
     """
-    try:
-        table = json.loads(read_text(path))
-    except ValueError as error:
-        raise ForerunError(f"{path}: not valid JSON: {error}") from None
+    table = read_json(path)
     found: dict[str, dict[tuple[str, int], float]] = {}
     for kind in kinds:
         rows = table.get(kind) if isinstance(table, dict) else None

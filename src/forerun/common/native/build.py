@@ -7,59 +7,78 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import shutil
 import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
+
+import llvmlite.binding as llvm
+import numba
 
 from forerun.common.native.library import FOLDER, library, machine, stamp
+from forerun.common.native.shim import shim_of
 from forerun.common.native.signatures import SIGNATURES
 
-_PROCESSOR = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_DISABLE_JIT": "0"}
-"""what every processor of an architecture runs"""
 
-
-def build(folder: Path, signatures: dict[str, list[dict[str, Any]]]) -> list[str]:
+def build(folder: Path, signatures: dict[str, list[dict[str, Any]]], compiling: Callable[..., Any] = map) -> list[str]:
     """Writes the index and one object file for each of `signatures` (see signatures.json) into `folder`.
+
+    Args:
+        compiling: applies a function to a list, as `map` does; the map of a pool compiles several functions at a time.
 
     Returns a line for each function that stays without object code.
     """
-    os.environ.update(_PROCESSOR)
-    import llvmlite.binding as llvm
-    import numba
-
-    from forerun.common.native.shim import shim_of
-
     folder.mkdir(parents=True, exist_ok=True)
-    code, runtime = _runtime(llvm)
+    code, runtime = _runtime()
     (folder / "runtime.o").write_bytes(code)
+    variants = [(name, variant) for name, some in signatures.items() for variant in some]
     functions: dict[str, list[dict[str, Any]]] = {}
     left_out = []
-    for name, variants in signatures.items():
-        module, _, function = name.partition(":")
-        compiled = getattr(import_module(module), function).dispatcher
-        for variant in variants:
-            shim = numba.njit("int64(int64)", no_cpython_wrapper=True, no_cfunc_wrapper=True)(
-                shim_of(compiled, variant["arguments"], variant["result"])
-            )
-            (made,) = shim.overloads.values()
-            missing = _missing(made.library._final_module, runtime)
-            if missing:
-                left_out.append(f"{name}: it calls {', '.join(missing)}, which this library does not have")
-                continue
-            file = f"{sum(map(len, functions.values()))}.o"
-            (folder / file).write_bytes(made.library._get_compiled_object())
-            functions.setdefault(name, []).append({**variant, "object": file, "symbol": made.fndesc.llvm_func_name})
+    for number, (made, (name, variant)) in enumerate(zip(compiling(_compiled, variants), variants, strict=True)):
+        missing = sorted(made.missing - runtime)
+        if missing:
+            left_out.append(f"{name}: it calls {', '.join(missing)}, which this library does not have")
+            continue
+        (folder / f"{number}.o").write_bytes(made.code)
+        functions.setdefault(name, []).append({**variant, "object": f"{number}.o", "symbol": made.symbol})
     index = {"machine": machine(), "stamp": stamp(), "functions": functions}
     (folder / "index.json").write_text(json.dumps(index))
     return left_out
 
 
-def _runtime(llvm: Any) -> tuple[bytes, set[str]]:
+class _Compiled(NamedTuple):
+    code: bytes
+    symbol: str
+    missing: set[str]
+    """functions that it calls and that the C library does not have"""
+
+
+def _compiled(named: tuple[str, dict[str, Any]]) -> _Compiled:
+    """Compiles a function, given as `module:name`, for the types of one call."""
+    name, variant = named
+    module, _, function = name.partition(":")
+    shim = shim_of(getattr(import_module(module), function).dispatcher, variant["arguments"], variant["result"])
+    compiled: Any = partial(numba.njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)("int64(int64)")(shim)
+    (made,) = compiled.overloads.values()
+    called = {function.name for function in made.library._final_module.functions if function.is_declaration}
+    return _Compiled(made.library._get_compiled_object(), made.fndesc.llvm_func_name, set(filter(_is_missing, called)))
+
+
+def _is_missing(name: str) -> bool:
+    """Whether the C library lacks a function. What needs the interpreter or numba counts as missing."""
+    if name.startswith("llvm."):
+        return False
+    return name.startswith(("Py", "numba_", "NRT_")) or not hasattr(ctypes.CDLL(None), name)
+
+
+def _runtime() -> tuple[bytes, set[str]]:
     """The object code of `runtime.ll`, and the functions that it defines."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -69,23 +88,20 @@ def _runtime(llvm: Any) -> tuple[bytes, set[str]]:
     return target.emit_object(module), {function.name for function in module.functions}
 
 
-def _missing(module: Any, runtime: set[str]) -> list[str]:
-    """The functions that a module calls and that neither the library's runtime nor the C library has."""
-    process = ctypes.CDLL(None)
-    called = {function.name for function in module.functions if function.is_declaration} - runtime
-    return sorted(
-        name
-        for name in called
-        if not name.startswith("llvm.") and (name.startswith(("Py", "numba_", "NRT_")) or not hasattr(process, name))
-    )
+def _for_every_processor() -> None:
+    """Makes numba write what every processor of this architecture runs."""
+    settings: Any = numba.config
+    settings.CPU_NAME, settings.CPU_FEATURES = "generic", ""
 
 
 def main() -> None:
     """Builds the library beside this file, unless it is there; prints what stays for numba to compile."""
     if library() is not None:
         return
-    with TemporaryDirectory(dir=FOLDER.parent) as folder:
-        for line in build(Path(folder), json.loads(SIGNATURES.read_bytes())):
+    signatures = json.loads(SIGNATURES.read_bytes())
+    pool = ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_for_every_processor)
+    with TemporaryDirectory(dir=FOLDER.parent) as folder, pool:
+        for line in build(Path(folder), signatures, pool.map):
             print(line, file=sys.stderr)
         shutil.rmtree(FOLDER, ignore_errors=True)
         shutil.copytree(folder, FOLDER)

@@ -1,8 +1,8 @@
 """What a compiled function takes and returns, as plain data that JSON can hold.
 
 A layout is `"int"`, `"float"`, `"bool"`, `["array", dtype, dimensions]`, `["tuple", class, [layout, ...]]` or None. A
-dtype is what `numpy.dtype` reads: a name, or the fields of a record. The class of a named tuple is `module:name`, that of
-a plain tuple is empty.
+dtype is what `numpy.dtype` reads: a name, or the fields of a record. The class of a named tuple is `module:name`, and
+empty for a plain tuple.
 
 A call passes one word of 64 bits for each leaf, in order: the value of an int or a bool, the address of the Python
 object of a float or an array.
@@ -50,11 +50,12 @@ def layout_of(value: object) -> Layout:
 def _written(dtype: np.dtype[Any]) -> Any:
     if dtype.names is None:
         return dtype.str
-    fields = dtype.fields or {}
+    known: Any = dtype.fields
+    fields = [known[name] for name in dtype.names]
     return {
         "names": list(dtype.names),
-        "formats": [_written(fields[name][0]) for name in dtype.names],
-        "offsets": [fields[name][1] for name in dtype.names],
+        "formats": [_written(field[0]) for field in fields],
+        "offsets": [field[1] for field in fields],
         "itemsize": dtype.itemsize,
     }
 

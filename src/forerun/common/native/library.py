@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
 
 from forerun.common.native.layout import Layout, class_of, is_array, is_record, leaves
@@ -26,8 +27,8 @@ from forerun.common.native.layout import Layout, class_of, is_array, is_record, 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "objects"
 COMPILED_FOLDERS = (
-    *("answers/analysis", "answers/search", "astrasim/chakra", "astrasim/messages", "common/native", "core/engine"),
-    *("core/memory", "core/network/topology", "core/program", "sources/trace"),
+    *("answers/analysis", "answers/profile", "answers/search", "astrasim/chakra", "astrasim/messages", "common/native"),
+    *("core/engine", "core/memory", "core/network/topology", "core/program", "sources/profile", "sources/trace"),
 )
 """packages with compiled functions, or with constants that are compiled into them"""
 
@@ -101,20 +102,18 @@ class Library:
 
     def address(self, name: str, symbol: str) -> int:
         """The address of a symbol of an object file, which is loaded where it is not yet."""
-        import llvmlite.binding as llvm
-
         if self._engine is None:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
             target = llvm.Target.from_default_triple().create_target_machine(jit=True)
             self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
-            self._add(llvm, "runtime.o")
+            self._add("runtime.o")
         if name not in self._loaded:
-            self._add(llvm, name)
+            self._add(name)
         found: int = self._engine.get_function_address(symbol)
         return found
 
-    def _add(self, llvm: Any, name: str) -> None:
+    def _add(self, name: str) -> None:
         self._engine.add_object_file(llvm.ObjectFileRef.from_data((self._folder / name).read_bytes()))
         self._engine.finalize_object()
         self._loaded.add(name)

@@ -1,8 +1,9 @@
 """Writes the function that stands between Python objects and a compiled function.
 
-A shim takes the address of words (see `layout`). It checks that each array is what was compiled for (the caller checks
-the dtypes of records, which are equal without being the same object), makes numba's arrays of their addresses, calls the function, and writes one word for each int, bool or float of the result and
-`2 + dimensions` words for each array: the memory that the caller has to release, the first element, the lengths.
+A shim takes the address of words (see `layout`). It checks that each array is what was compiled for and makes numba's
+arrays of their addresses. The caller checks the dtypes of records, which are equal without being the same object. The
+shim then calls the function, and writes one word for each int, bool or float of the result and `2 + dimensions` words
+for each array: the memory that the caller has to release, the first element, the lengths.
 
 Only the build imports this module, which needs numba. It relies on the beginning of three C structures whose order the
 ABI of CPython (not free-threaded) and of numpy guarantees; the library tests them when it loads.
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, types
+from numba import carray, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 

@@ -40,7 +40,8 @@ class Conditions:
     network: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Network to communicate over: a file, or text such as switch:8@450,fat-tree:16@50."
+            metavar="FILE",
+            help="Network to communicate over: a file, or text: switch:8@450/300ns,fat-tree:16@50/700ns.",
         ),
     ] = None
     kernel_profile: Annotated[

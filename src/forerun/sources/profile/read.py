@@ -8,15 +8,14 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
-from io import BufferedIOBase
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
+from forerun.common.admission import opened, parse_json, unreadable
 from forerun.common.errors import ForerunError
-from forerun.common.files import parse_json, unreadable
 from forerun.sources.profile.profile import Profile, stated_rank
 from forerun.sources.profile.scan import (
     U8,
@@ -77,7 +76,7 @@ def read_profiles(paths: Sequence[str | Path]) -> list[Profile]:
 def read_profile(path: str | Path) -> Profile:
     """Reads one file. Raises ForerunError if it can't be read or is no profile."""
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             packed = file.read(len(_GZIP)) == _GZIP
             file.seek(0)
             size = os.fstat(file.fileno()).st_size
@@ -93,7 +92,7 @@ def read_profile(path: str | Path) -> Profile:
 class _Reader:
     """Reads the members of the outermost object from a window that moves along the file."""
 
-    def __init__(self, path: str, stream: BufferedIOBase, most: int | None) -> None:
+    def __init__(self, path: str, stream: BinaryIO | gzip.GzipFile, most: int | None) -> None:
         self._path = path
         self._stream = stream
         self._most = most
@@ -232,7 +231,9 @@ class _Reader:
             self._buf[:left] = self._buf[self._pos : self._n].copy()
         self._before += self._pos
         self._pos, self._n = 0, left
-        count = self._stream.readinto(self._buf[left:].data)
+        piece = self._stream.read(len(self._buf) - left)
+        count = len(piece)
+        self._buf[left : left + count] = np.frombuffer(piece, np.uint8)
         if not count:
             raise ForerunError(f"{self._path}: ends at byte {self._before + left:,} inside its JSON; is it cut short?")
         self._n += count
