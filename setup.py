@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -19,8 +20,15 @@ class WithKernels(build_py):
     def run(self) -> None:
         super().run()
         root = Path("src" if self.editable_mode else self.build_lib).resolve()
-        environment = {**os.environ, "PYTHONPATH": str(root)}
-        built = subprocess.run([sys.executable, "-m", "forerun.common.native.build"], env=environment)
+        version = self.distribution.get_version()
+        with TemporaryDirectory() as installed:
+            # The package asks for its version, which an installer writes only later.
+            metadata = Path(installed) / f"forerun-{version}.dist-info" / "METADATA"
+            metadata.parent.mkdir()
+            metadata.write_text(f"Metadata-Version: 2.1\nName: forerun\nVersion: {version}\n")
+            paths = [str(root), installed, *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+            built = subprocess.run([sys.executable, "-m", "forerun.common.native.build"], env=environment)
         if built.returncode:
             print("forerun: kernels were not compiled; numba compiles them when they are first called", file=sys.stderr)
 
