@@ -60,3 +60,13 @@ def test_a_broken_file_is_one_line(tmp_path, capsys, command):
     error = capsys.readouterr().err
     assert error.startswith(f"error: {path}: ends at byte 27")
     assert error.count("\n") == 1
+
+
+def test_a_step_is_imported_and_predicted(file, tmp_path, capsys):
+    program = str(tmp_path / "step.program")
+    assert run(["profile", "import", file, "-o", program]) == 0
+    assert "replayed  100 us (+0.00%)" in capsys.readouterr().out
+    assert run(["predict", "--program", program, "--cluster", "a100-sxm-80gb", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_time_s"] == pytest.approx(1e-4)
+    assert run(["profile", "import", file, "-o", program, "--step", "4"]) == 2
+    assert "has no step ProfilerStep#4" in capsys.readouterr().err

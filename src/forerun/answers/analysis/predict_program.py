@@ -18,7 +18,7 @@ from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import check_size
 from forerun.core.program.counts import op_counts
 from forerun.core.program.model_flops import counted_flops
-from forerun.core.program.origin import TRACE, Origin
+from forerun.core.program.origin import PROFILE, TRACE, Origin
 from forerun.core.program.scale import scaled
 from forerun.core.program.storage import load
 from forerun.core.program.types import I64, OpTable, Phase, Program
@@ -73,7 +73,8 @@ def predict_program(
     if tokens_per_step is not None and tokens_per_step < 1:
         raise ForerunError(f"tokens per step must be at least 1, got {tokens_per_step}")
     placed = with_workspaces(placed, origin.blas_workspaces, cluster.device.architecture)
-    flops = counted_flops(placed, (Phase.FORWARD, Phase.BACKWARD))
+    # A profile tells the sizes of some products only, so their sum is not that of the model.
+    flops = 0 if origin.source == PROFILE else counted_flops(placed, (Phase.FORWARD, Phase.BACKWARD))
     tokens = tokens_per_step or origin.tokens_per_step
     subject = Subject(
         name=origin.name or "program",
@@ -127,11 +128,17 @@ def placed_program(program: Program, cluster: Cluster, n_gpus: int | None = None
 def _notes(program: Program, origin: Origin, stack: str | None) -> tuple[str, ...]:
     """Returns the lines of `explain` about where the program is from and what was changed."""
     ranks = Origin.of(program).world_size
-    made = "traced" if origin.source == TRACE else "built"
+    made = {TRACE: "traced", PROFILE: "profiled"}.get(origin.source, "built")
     by = f" with torch {origin.torch}" if origin.torch else ""
     lines = [f"program: {made}{by} at {ranks} ranks"]
     if origin.stack and stack is None:
         lines.append(f"stack: {origin.stack}, whose modules the program imports; --stack takes another one")
+    if origin.recorded is not None:
+        known = f"times what the models say of this system over {origin.recorded.device}"
+        lines.append(
+            f"kernels, collectives: times recorded on {origin.recorded.gpu or 'an unknown GPU'},"
+            f" {known if origin.recorded.device else 'as they are, because Forerun does not know that GPU'}"
+        )
     if origin.world_size != ranks:
         lines.append(
             f"gpus: data parallelism scaled from {ranks} to {origin.world_size} ranks, everything else as it was"

@@ -31,6 +31,7 @@ from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.causes import Cause
 from forerun.core.program.counts import op_counts
 from forerun.core.program.model_flops import counted_flops
+from forerun.core.program.origin import Origin
 from forerun.core.program.types import F64, FlatProgram, Phase, Program
 from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster, Device
@@ -111,7 +112,15 @@ def simulate_program(
     With `folded` each run of closed blocks is a single node of the Timeline; the figures are the same.
     """
     costs = step_costs(
-        program.ops, program.groups, cluster, subject.stack, subject.launching, subject.n_gpus, network, measured
+        program.ops,
+        program.groups,
+        cluster,
+        subject.stack,
+        subject.launching,
+        subject.n_gpus,
+        network,
+        measured,
+        recorded=Origin.of(program).recorded,
     )
     return simulate_costed(
         program,

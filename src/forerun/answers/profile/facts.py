@@ -11,8 +11,6 @@ from forerun.answers.profile.kernel_types import KernelType, kernel_type
 from forerun.sources.profile.event_keys import Key
 from forerun.sources.profile.profile import Mask, Profile
 
-_ON_DEVICE = 1
-"""PyTorch's number of the device type CUDA, which ROCm uses too"""
 _WAITS = frozenset(("cudaStreamWaitEvent", "hipStreamWaitEvent"))
 
 
@@ -77,16 +75,10 @@ def facts_of(profile: Profile) -> ProfileFacts:
         step_times_s=tuple((rows.dur_ns[profile.steps] / 1e9).tolist()),
         device_span_s=float(busy.end[-1] - busy.start[0]) / 1e9 if len(busy.start) else 0.0,
         device_busy_s=busy.total() / 1e9,
-        peak_allocated_bytes=_peak(profile, Key.TOTAL_ALLOCATED),
-        peak_reserved_bytes=_peak(profile, Key.TOTAL_RESERVED),
+        peak_allocated_bytes=profile.device_peak_bytes(Key.TOTAL_ALLOCATED),
+        peak_reserved_bytes=profile.device_peak_bytes(Key.TOTAL_RESERVED),
         missing=_missing(profile, work, communicates, described),
     )
-
-
-def _peak(profile: Profile, key: Key) -> int | None:
-    total = profile.values(key, -1)
-    on_device = (profile.values(Key.DEVICE_TYPE, -1) == _ON_DEVICE) & (total >= 0)
-    return int(total[on_device].max()) if on_device.any() else None
 
 
 def _missing(profile: Profile, work: Mask, communicates: Mask, described: Mask) -> tuple[str, ...]:

@@ -15,11 +15,13 @@ from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.link_demand import link_demand
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.op_costs import durations_ps, on_topology
+from forerun.core.cost.recorded import recorded_ps
 from forerun.core.engine.sharing import LinkDemand
 from forerun.core.network.host_path import host_path_s_per_byte
 from forerun.core.network.network_file import Network
 from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.origin import Recorded
 from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster, KernelRates
 from forerun.describe.kernels.dispatchers import transport_of
@@ -91,6 +93,7 @@ def step_costs(
     network: Network | None = None,
     measured: Measured | None = None,
     pattern: CommunicationPattern | None = None,
+    recorded: Recorded | None = None,
 ) -> StepCosts:
     """Returns the costs of `ops` in a run of `n_gpus` GPUs of `cluster` under `stack`.
 
@@ -98,8 +101,9 @@ def step_costs(
     is faster than the path through host memory that GPUs without peer access share; the stack's rates do not change
     that path. Times in `measured` replace all others and are scaled neither by the clock of long steps nor by the
     stack's rates. Collectives that `pattern` prices ignore `measured`, which holds times of NCCL's algorithms. Products
-    in compiled regions are padded where that pays. Each kernel pays the gap between two launches on the device; under
-    CUDA graphs host time and gap are 0.
+    in compiled regions are padded where that pays. Times of a profiled step (`recorded`) go before those of the models
+    and hold what ran beside each op, so nothing slows them once more. Each kernel pays the gap between two launches on
+    the device; under CUDA graphs host time and gap are 0.
     """
     rates = rates_of(cluster, stack)
     pace = slowest_clock(n_gpus) * (1.0 - launching.reserved_sms / cluster.device.multiprocessors)
@@ -112,6 +116,7 @@ def step_costs(
     lacks: Mapping[int, str] = {}
     issue_ps = ops.launches.astype(np.int64) * _issue_ps(stack, launching, len(ops))
     issue_ps += _module_ps(ops, stack, launching, cluster)
+    known = np.zeros(len(ops), np.bool_)
     if measured is not None:
         found = measured.lookup(ops, groups)
         known = ~np.isnan(found.time_s)
@@ -130,7 +135,13 @@ def step_costs(
         if pattern.everything:
             issue_ps[rows] = 0
         lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
-    kernel = ops.is_compute
+    replayed = np.zeros(len(ops), np.bool_)
+    if recorded is not None:
+        times_ps = recorded_ps(ops, groups, recorded, cluster, placed)
+        replayed = (times_ps >= 0) & ~known
+        duration[replayed], calibrated[replayed] = times_ps[replayed], 1.0
+        unknown = np.flatnonzero(replayed) if unknown is None else np.union1d(np.flatnonzero(replayed), unknown)
+    kernel = ops.is_compute & ~replayed
     launches = ops.launches.astype(np.int64)
     gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
     duration = duration + np.where(kernel, launches, 0) * int(gap_us * PS_PER_US)

@@ -10,6 +10,7 @@ from forerun.core.program.types import Program
 from forerun.describe.plan.training_loop import TrainingLoop
 
 TRACE = "trace"
+PROFILE = "profile"
 _MOST_WORKSPACES = 1 << 10
 
 
@@ -24,11 +25,25 @@ class MemoryStage:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """The times that the ops of a profiled step took, and where."""
+
+    device: str
+    """name of Forerun's device; empty for one that is not known"""
+    gpu: str
+    """name of the GPU as its driver says it"""
+    time_ps: tuple[int, ...]
+    """of each op, -1 for those that have none"""
+    group_ranks: tuple[tuple[int, ...], ...]
+    """global ranks of one group for each entry of Program.groups, as they were recorded"""
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """The entries of a Program's `meta`; missing entries are None or empty."""
 
     source: str
-    """`trace` for traced PyTorch, else empty"""
+    """`trace` for traced PyTorch, `profile` for a profiled step, else empty"""
     name: str
     world_size: int
     tokens_per_step: int | None
@@ -66,6 +81,8 @@ class Origin:
     """workspaces of cuBLAS of each rank class; none where unknown"""
     state_tensors: int
     """number of parameter and optimizer tensors on the rank with the most; 0 where unknown"""
+    recorded: Recorded | None
+    """times of a profiled step"""
 
     @staticmethod
     def of(program: Program) -> Origin:
@@ -94,6 +111,7 @@ class Origin:
             stages=read.stages(),
             blas_workspaces=read.numbers("blas_workspaces", _MOST_WORKSPACES) or (0,) * len(program.rank_classes),
             state_tensors=read.count("state_tensors") or 0,
+            recorded=read.recorded(len(program.ops), n_groups),
         )
 
 
@@ -139,6 +157,23 @@ class _Reader:
             raise self._wrong("stages", "a list of names, each with two numbers of bytes")
         return tuple(MemoryStage(*one) for one in value)
 
+    def recorded(self, n_ops: int, n_groups: int) -> Recorded | None:
+        key = "recorded"
+        value = self._meta.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self._wrong(key, "times and the device that they are of")
+        times, ranks = value.get("time_ps"), value.get("group_ranks")
+        if not isinstance(times, list) or len(times) > n_ops or not all(_whole(time) and time >= -1 for time in times):
+            raise self._wrong(key, f"a device and picoseconds of at most {n_ops} ops")
+        device, gpu = value.get("device"), value.get("gpu")
+        if not isinstance(device, str) or not isinstance(gpu, str):
+            raise self._wrong(key, "names of a device and its GPU")
+        if not _are_groups(ranks, n_groups):
+            raise self._wrong(key, f"{n_groups} lists of ranks")
+        return Recorded(device, gpu, tuple(times), tuple(map(tuple, ranks or ())))
+
     def source_lines(self) -> dict[str, tuple[str, ...]]:
         value = self._meta.get("source_lines") or {}
         if not isinstance(value, dict) or not all(isinstance(lines, list) for lines in value.values()):
@@ -165,10 +200,15 @@ class _Reader:
         value = self._meta.get(key)
         if value is None:
             return None
-        lists = isinstance(value, list) and len(value) == n_groups and all(isinstance(one, list) for one in value)
-        if not lists or not all(_whole(rank) and rank >= 0 for one in value for rank in one):  # type: ignore[attr-defined]
+        if not _are_groups(value, n_groups):
             raise self._wrong(key, f"{n_groups} lists of ranks")
         return tuple(tuple(sorted(set(one))) for one in value)  # type: ignore[attr-defined]
+
+
+def _are_groups(value: object, n_groups: int) -> bool:
+    if not isinstance(value, list) or len(value) != n_groups:
+        return False
+    return all(isinstance(one, list) and all(_whole(rank) and rank >= 0 for rank in one) for one in value)
 
 
 def _is_stage(value: object) -> bool:

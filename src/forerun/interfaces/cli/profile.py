@@ -12,11 +12,15 @@ from rich.console import Console
 from forerun.answers.profile.analyze import analyze as analyze_profiles
 from forerun.answers.profile.breakdown import NAMED_KERNELS
 from forerun.answers.profile.facts import facts_of
+from forerun.answers.profile.imported import import_step
+from forerun.core.program.storage import save
 from forerun.interfaces.report.profile_tables import (
     analysis_record,
     facts_record,
+    import_record,
     print_analysis,
     print_facts,
+    print_import,
     write_analysis,
 )
 from forerun.interfaces.report.records import to_json
@@ -67,6 +71,27 @@ def analyze(
         print(to_json(analysis_record(found)))
     else:
         print_analysis(_console(), found, top)
+
+
+@profile.command("import")
+def import_(
+    files: Files,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the program here.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Number of the profiler's step; by default that of the median time.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device that the profile is of, where the GPU's name does not tell it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a program of one profiled step, with the times that it took, for predict and simulate."""
+    found = import_step(read_profiles(files), step, device)
+    save(found.program, out)
+    if as_json:
+        print(to_json(import_record(found, out)))
+    else:
+        print_import(_console(), found, out)
 
 
 def _console() -> Console:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from forerun.answers.profile.analyze import Analysis
 from forerun.answers.profile.facts import ProfileFacts
+from forerun.answers.profile.imported import Imported
 from forerun.answers.profile.kernel_types import short_name
 from forerun.answers.profile.tables import Cell
 from forerun.common.files import make_folder
@@ -112,6 +113,42 @@ def print_analysis(out: Console, analysis: Analysis, top: int) -> None:
         out.print(make_table("lrr", (), rows_))
         out.print()
     for note in analysis.notes:
+        out.print(f"note: {note}")
+
+
+def import_record(found: Imported, path: Path) -> dict[str, Any]:
+    """Returns what was imported and how well it replays."""
+    program = found.program
+    return {
+        "program": str(path),
+        "step": found.name,
+        "device": found.device or None,
+        "ranks": sum(one.n_ranks for one in program.rank_classes),
+        "profiled_ranks": len(program.rank_classes),
+        "measured_step_s": found.measured_s,
+        "replayed_step_s": found.replayed_s,
+        "replay_error": found.error,
+        "step_times_s": list(found.step_times_s),
+        "notes": list(found.notes),
+    }
+
+
+def print_import(out: Console, found: Imported, path: Path) -> None:
+    """Print what was imported and how well it replays."""
+    record = import_record(found, path)
+    times = found.step_times_s
+    print_title(out, f"{path}: {found.name}, {record['profiled_ranks']} of {record['ranks']} ranks")
+    rows = [
+        ("device", found.device or "not known to Forerun; name it with --device to predict other GPUs"),
+        ("measured", seconds(found.measured_s)),
+        ("replayed", f"{seconds(found.replayed_s)} ({found.error:+.2%})"),
+    ]
+    if len(times) > 1:
+        mean = sum(times) / len(times)
+        spread = f"{seconds(min(times))} to {seconds(max(times))}"
+        rows.append(("all steps", f"{len(times)} of {seconds(mean)} in the mean ({spread})"))
+    out.print(make_table("ll", (), rows, gap=2))
+    for note in found.notes:
         out.print(f"note: {note}")
 
 

@@ -47,6 +47,7 @@ class Key(IntEnum):
     TOTAL_ALLOCATED = 24
     TOTAL_RESERVED = 25
     DEVICE_TYPE = 26
+    INPUT_TYPES = 27
 
 
 SPELLINGS = {
@@ -79,11 +80,12 @@ ARGUMENT_SPELLINGS = {
     "Seq": Key.SEQUENCE,
     "Input Dims": Key.INPUT_DIMS,
     "Input dims": Key.INPUT_DIMS,
+    "Input type": Key.INPUT_TYPES,
     "Total Allocated": Key.TOTAL_ALLOCATED,
     "Total Reserved": Key.TOTAL_RESERVED,
     "Device Type": Key.DEVICE_TYPE,
 }
-TEXT_KEYS = (Key.COLLECTIVE, Key.DTYPE, Key.GROUP_NAME, Key.GROUP_RANKS, Key.INPUT_DIMS)
+TEXT_KEYS = (Key.COLLECTIVE, Key.DTYPE, Key.GROUP_NAME, Key.GROUP_RANKS, Key.INPUT_DIMS, Key.INPUT_TYPES)
 """arguments whose values are kept as texts, also where they are lists or numbers"""
 REAL_KEYS = (Key.BANDWIDTH,)
 """arguments whose values are real numbers; all others are whole numbers"""

@@ -22,6 +22,8 @@ CALLS = frozenset(("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xp
 """categories of calls that the host makes to the device's runtime; ROCm's too are `cuda_runtime`"""
 OPERATORS = frozenset(("cpu_op", "Operator"))
 STEP = "ProfilerStep"
+_ON_DEVICE = 1
+"""PyTorch's number of the device type CUDA, which ROCm uses too"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,12 @@ class Profile:
         on_host = ~self.in_categories(frozenset(("gpu_user_annotation",)))
         found = np.flatnonzero(named & on_host & (self.rows.dur_ns >= 0))
         return np.asarray(found[np.argsort(self.rows.ts_ns[found], kind="stable")])
+
+    def device_peak_bytes(self, key: Key) -> int | None:
+        """Returns the largest total of the device's memory, allocated or reserved; None where it is not recorded."""
+        total = self.values(key, -1)
+        on_device = (self.values(Key.DEVICE_TYPE, -1) == _ON_DEVICE) & (total >= 0)
+        return int(total[on_device].max()) if on_device.any() else None
 
     @property
     def world_size(self) -> int | None:

@@ -1,0 +1,51 @@
+"""The times of a profiled step on another device, network or number of GPUs: scaled by the ratio of the models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from forerun.core.cost.op_costs import durations_ps
+from forerun.core.network.on_topology import OnTopology
+from forerun.core.program.groups import CommGroup
+from forerun.core.program.origin import Recorded
+from forerun.core.program.types import I64, OpTable
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.types import Cluster
+
+_NONE = -1
+
+
+def recorded_ps(
+    ops: OpTable,
+    groups: Sequence[CommGroup],
+    recorded: Recorded,
+    cluster: Cluster,
+    network: OnTopology | None = None,
+) -> I64:
+    """Returns picoseconds of every op of a profiled step on `cluster`, (n_ops,), -1 for those without a recorded time.
+
+    Each time is the recorded one, times what the models say of the op here over what they say of it on the reference
+    system of the device that it was recorded on. An op of which the models know no amount keeps its time, and all do
+    where that device is not known.
+
+    Raises ForerunError like `durations_ps`.
+    """
+    out = np.full(len(ops), _NONE, np.int64)
+    out[: len(recorded.time_ps)] = recorded.time_ps
+    if not recorded.device:
+        return out
+    reference = load_cluster(recorded.device)
+    amounts = ops.flops + ops.bytes_read + ops.bytes_written + ops.bytes_comm
+    rows = np.flatnonzero((out >= 0) & (amounts > 0))
+    before = [
+        CommGroup.of_ranks(group.axis, sorted(ranks), reference.node_size) if ranks else group
+        for group, ranks in zip(groups, recorded.group_ranks, strict=True)
+    ]
+    some = ops.take(rows)
+    there, _ = durations_ps(some, before, reference, reference.rates)
+    here, _ = durations_ps(some, groups, cluster, cluster.rates, network)
+    ratio = np.where((there > 0) & (here > 0), here / np.maximum(there, 1), 1.0)
+    out[rows] = np.rint(out[rows] * ratio).astype(np.int64)
+    return out

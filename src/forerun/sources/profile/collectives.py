@@ -1,0 +1,103 @@
+"""The collectives of a step: what they move among which ranks, as far as the file says."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+from forerun.core.program.types import Collective
+from forerun.sources.profile.event_keys import Key
+from forerun.sources.profile.profile import I64, Profile
+
+_KERNEL = re.compile(r"^nccl\w*Kernel|^rccl\w*Kernel")
+_KINDS = (
+    ("all_?gather", Collective.ALL_GATHER),
+    ("reduce_?scatter", Collective.REDUCE_SCATTER),
+    ("all_?reduce|barrier", Collective.ALL_REDUCE),
+    ("all_?to_?all", Collective.ALL_TO_ALL),
+    ("broadcast|scatter|gather|reduce", Collective.BROADCAST),
+    ("send_?recv|^send$|^recv$", Collective.SEND_RECV),
+)
+"""the first that is found in the name, in small letters, decides"""
+_WHOLE_IS_OUTPUT = (Collective.ALL_GATHER,)
+_ELEMENT_BYTES = {
+    "float": 4,
+    "bfloat16": 2,
+    "half": 2,
+    "double": 8,
+    "byte": 1,
+    "char": 1,
+    "bool": 1,
+    "short": 2,
+    "int": 4,
+    "long": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+}
+_DTYPES = {"float": "fp32", "bfloat16": "bf16", "half": "fp16", "double": "fp64"}
+
+
+class Call(NamedTuple):
+    """One collective."""
+
+    kind: Collective
+    bytes_comm: float
+    """the full buffer by nccl-tests' convention; 0 where the file does not say"""
+    ranks: tuple[int, ...]
+    """the ranks of its group; empty where the file does not say"""
+    group_size: int
+    """0 where the file does not say"""
+    group_name: str
+    dtype: str
+
+
+def is_collective(name: str) -> bool:
+    """Returns whether a kernel of this name is NCCL's or RCCL's."""
+    return bool(_KERNEL.match(name))
+
+
+def calls_of(profile: Profile, rows: I64) -> list[Call]:
+    """Returns what the kernels in `rows`, all of NCCL or RCCL, do."""
+    keys = (Key.COLLECTIVE, Key.DTYPE, Key.GROUP_NAME, Key.GROUP_RANKS)
+    texts = [[_text(profile, number) for number in profile.values(key, -1)[rows].tolist()] for key in keys]
+    sizes = [profile.values(key, 0)[rows].tolist() for key in (Key.IN_ELEMENTS, Key.OUT_ELEMENTS, Key.GROUP_SIZE)]
+    names = [profile.texts[number] for number in profile.rows.name[rows].tolist()]
+    found = []
+    for name, collective, dtype, group, ranks, sent, got, size in zip(names, *texts, *sizes, strict=True):
+        kind = kind_of(collective or name)
+        elements = got if kind in _WHOLE_IS_OUTPUT else max(sent, got) if kind == Collective.ALL_REDUCE else sent
+        members = _members(ranks)
+        found.append(
+            Call(
+                kind=kind,
+                bytes_comm=elements * _ELEMENT_BYTES.get(dtype.lower(), 1),
+                ranks=members if len(members) == size else (),
+                group_size=int(size),
+                group_name=group,
+                dtype=_DTYPES.get(dtype.lower(), dtype.lower()),
+            )
+        )
+    return found
+
+
+def kind_of(name: str) -> Collective:
+    """Returns the kind of collective that a name, of a call or of a kernel, tells; NONE where it tells none."""
+    small = name.lower()
+    return next((kind for pattern, kind in _KINDS if re.search(pattern, small)), Collective.NONE)
+
+
+def _text(profile: Profile, number: float) -> str:
+    return profile.texts[int(number)] if number >= 0 else ""
+
+
+def _members(text: str) -> tuple[int, ...]:
+    """Returns the ranks that a text lists; none where it is cut short."""
+    try:
+        ranks = json.loads(text)
+    except ValueError:
+        return ()
+    whole = isinstance(ranks, list) and all(isinstance(rank, int) and rank >= 0 for rank in ranks)
+    return tuple(sorted(set(ranks))) if whole else ()

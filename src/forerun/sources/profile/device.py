@@ -1,0 +1,30 @@
+"""Which of Forerun's devices a profile was recorded on."""
+
+from __future__ import annotations
+
+import re
+
+from forerun.describe.cluster.catalog import device_names, load_device
+from forerun.describe.cluster.types import Device
+from forerun.sources.profile.profile import Profile
+
+_FORMS = ("pcie", "nvl", "sxm2", "sxm3")
+"""parts of names that tell variants of a device apart; a name without one is the module on a board"""
+
+
+def device_of(profile: Profile) -> Device | None:
+    """Returns the device whose model the file names and whose memory is nearest; None for one that is not known."""
+    devices = profile.metadata.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices and isinstance(devices[0], dict) else {}
+    words = set(re.findall(r"[a-z0-9]+", str(first.get("name", "")).lower()))
+    memory = first.get("totalGlobalMem")
+    memory = memory if isinstance(memory, int) else 0
+    known = [load_device(name) for name in device_names() if name.split("-")[0] in words]
+    if not known:
+        return None
+
+    def distance(device: Device) -> tuple[bool, float, str]:
+        forms = {form for form in _FORMS if form in device.name}
+        return (not forms <= words, abs(device.memory_bytes - memory), device.name)
+
+    return min(known, key=distance)

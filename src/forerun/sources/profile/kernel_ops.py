@@ -1,0 +1,64 @@
+"""The op of every kernel: a product where the operator's sizes say so, else work that moves bytes."""
+
+from __future__ import annotations
+
+from forerun.core.program.builder import OpTableBuilder
+from forerun.core.program.kinds import Direction
+from forerun.core.program.types import Collective
+from forerun.sources.profile.collectives import Call
+from forerun.sources.profile.labels import Operator
+
+_PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
+"""operators that are one product -> the place of its first operand among their arguments"""
+_ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_NAME = 120
+"""letters of a name; those of kernels go on for thousands"""
+
+
+def add_kernel(
+    ops: OpTableBuilder, name: str, seconds: float, bytes_per_s: float, copied: float, operator: Operator | None
+) -> int:
+    """Adds the op of a kernel, copy or fill that took `seconds`, and returns its number.
+
+    A kernel whose sizes the file does not tell moves what memory of `bytes_per_s` moves in its time, so that its time
+    on another device follows the bandwidth. `copied` are the bytes of a copy; `operator` is given where this is its
+    only product.
+    """
+    name = name[:_NAME]
+    if name.startswith(("Memcpy DtoH", "Memcpy HtoD")):
+        return ops.host_copy(name, copied, direction=Direction.OUT if "DtoH" in name else Direction.IN)
+    if name.startswith("Memcpy"):
+        return ops.memory(name, copied, copied)
+    if name.startswith("Memset"):
+        return ops.memory(name, 0, copied)
+    shape = None if operator is None else product_shape(operator)
+    if operator is not None and shape is not None:
+        batch, m, n, k = shape
+        size = _ELEMENT_BYTES[operator.dtype]
+        return ops.gemm(name, m, n, k, batch, dtype=operator.dtype, element_bytes=(size, size))
+    return ops.memory(name, round(seconds * bytes_per_s), 0)
+
+
+def product_shape(operator: Operator) -> tuple[int, int, int, int] | None:
+    """Returns batch, m, n and k of an operator that is one product; None for others, or where sizes or dtype lack."""
+    first = _PRODUCTS.get(operator.name)
+    if first is None or operator.sizes is None or operator.dtype not in _ELEMENT_BYTES:
+        return None
+    operands = operator.sizes[first : first + 2]
+    if len(operands) < 2 or not 2 <= len(operands[0]) <= 3 or len(operands[1]) != len(operands[0]):
+        return None
+    one, other = operands
+    batch = one[0] if len(one) == 3 else 1
+    shape = (batch, one[-2], other[-1], one[-1])
+    return shape if min(shape) > 0 and other[-2] == one[-1] else None
+
+
+def add_collective(ops: OpTableBuilder, name: str, call: Call, group: int) -> int:
+    """Adds the op of a collective over Program.groups[group], and returns its number.
+
+    One of a kind that the file does not tell counts as an all-reduce, the kind of plain data parallelism.
+    """
+    if call.kind == Collective.SEND_RECV:
+        return ops.p2p(name[:_NAME], group, call.bytes_comm, call.dtype)
+    kind = Collective.ALL_REDUCE if call.kind == Collective.NONE else call.kind
+    return ops.collective(name[:_NAME], kind, group, call.bytes_comm, call.dtype)

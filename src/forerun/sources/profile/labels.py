@@ -1,0 +1,96 @@
+"""Names of a step's work: the operator that launched it, the module around it, and the phase of the step."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from forerun.core.program.types import Phase
+from forerun.sources.profile.event_keys import Key
+from forerun.sources.profile.step import NONE, Step
+
+_MODULE = "nn.Module: "
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward")
+_OPTIMIZER = re.compile(r"^Optimizer\.step")
+_TYPES = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64"}
+
+
+class Operator(NamedTuple):
+    """An operator with the sizes of its arguments; None where the file says none."""
+
+    name: str
+    sizes: tuple[tuple[int, ...], ...] | None
+    dtype: str
+
+
+class Label(NamedTuple):
+    """What is around a launch."""
+
+    operator: int
+    """row of the innermost operator, NONE without one"""
+    module: str
+    """path of modules from the outermost in, joined by dots"""
+    phase: Phase
+
+
+def labels_of(step: Step) -> list[Label]:
+    """Returns what is around the launch of each work of a step, on the launching thread."""
+    profile, rows = step.profile, step.profile.rows
+    is_module = profile.text_mask(lambda text: text.startswith(_MODULE))[rows.name]
+    is_backward = profile.text_mask(lambda text: bool(_BACKWARD.search(text)))[rows.name]
+    is_update = profile.text_mask(lambda text: bool(_OPTIMIZER.search(text)))[rows.name]
+    is_operator = profile.is_operator
+    launches = {int(row) for row in step.call.tolist() if row != NONE}
+    around = (is_operator | is_module | is_backward | is_update) & (rows.dur_ns >= 0) & (rows.stream < 0)
+    around &= (rows.ts_ns < step.end_ns) & (rows.ts_ns + rows.dur_ns >= step.begin_ns)
+    chosen = np.concatenate((np.flatnonzero(around), np.array(sorted(launches), np.int64)))
+    end = rows.ts_ns + rows.dur_ns
+    order = chosen[np.lexsort((-rows.dur_ns[chosen], rows.ts_ns[chosen], rows.tid[chosen], rows.pid[chosen]))]
+    found: dict[int, Label] = {}
+    stack: list[int] = []
+    thread = None
+    for row in order.tolist():
+        if (rows.pid[row], rows.tid[row]) != thread:
+            thread, stack = (rows.pid[row], rows.tid[row]), []
+        while stack and end[stack[-1]] < end[row]:
+            stack.pop()
+        if row in launches:
+            operators = [one for one in stack if is_operator[one]]
+            modules = [profile.texts[rows.name[one]][len(_MODULE) :] for one in stack if is_module[one]]
+            phase = Phase.OPTIMIZER if any(is_update[one] for one in stack) else Phase.FORWARD
+            if phase == Phase.FORWARD and any(is_backward[one] for one in stack):
+                phase = Phase.BACKWARD
+            found[row] = Label(operators[-1] if operators else NONE, ".".join(modules), phase)
+        else:
+            stack.append(row)
+    nothing = Label(NONE, "", Phase.FORWARD)
+    return [found.get(int(row), nothing) for row in step.call.tolist()]
+
+
+def operators_of(step: Step, labels: list[Label]) -> dict[int, Operator]:
+    """Returns the operators that `labels` name, by row."""
+    profile, rows = step.profile, step.profile.rows
+    wanted = {label.operator for label in labels if label.operator != NONE}
+    sizes, types = profile.values(Key.INPUT_DIMS, NONE), profile.values(Key.INPUT_TYPES, NONE)
+    texts = profile.texts
+    found = {}
+    for row in wanted:
+        dims = _sizes(texts[int(sizes[row])]) if sizes[row] >= 0 else None
+        kinds = re.findall(r"[\w:]+", texts[int(types[row])]) if types[row] >= 0 else []
+        found[row] = Operator(texts[rows.name[row]], dims, _TYPES.get(kinds[0], "") if kinds else "")
+    return found
+
+
+def _sizes(text: str) -> tuple[tuple[int, ...], ...] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(value, list):
+        return None
+    return tuple(
+        tuple(one) if isinstance(one, list) and all(isinstance(size, int) for size in one) else () for one in value
+    )

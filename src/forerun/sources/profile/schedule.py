@@ -1,0 +1,208 @@
+"""What every kernel of a step waited for (its launch, its stream, events of other streams), and what the host did.
+
+What the file does not say is inferred from times, and only where the measured times allow it: nothing waits for what
+ended after it started. What is left between the last of these and the start of a kernel is its delay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.sources.profile.event_keys import Key
+from forerun.sources.profile.profile import I64, Mask, Profile
+from forerun.sources.profile.step import NONE, Step
+
+_STREAM_WAITS = frozenset(("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent"))
+_RECORDS = frozenset(("cudaEventRecord", "hipEventRecord", "cudaEventRecordWithFlags", "cuEventRecord"))
+_ALL_STREAMS = frozenset(("cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"))
+_ONE_STREAM = frozenset(
+    (
+        *("cudaStreamSynchronize", "hipStreamSynchronize", "cuStreamSynchronize"),
+        *("cudaEventSynchronize", "hipEventSynchronize", "cuEventSynchronize"),
+    )
+)
+_WAIT = "Stream Wait Event"
+_COPIES = ("Memcpy DtoH", "Memcpy HtoD")
+"""copies whose calls may return only when they have ended"""
+
+
+@dataclass(frozen=True)
+class HostWait:
+    """A call in which the host waits for work of the device."""
+
+    begin_ns: int
+    end_ns: int
+    until: tuple[int, ...]
+    """places of the work in the step"""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The waits of a step; work is named by its place in the step."""
+
+    step: Step
+    after: tuple[tuple[int, ...], ...]
+    """what each waits for on other streams"""
+    ready_ns: I64
+    """when each could have started: it was issued, and what it waits for, or what was issued before the step, had
+    ended"""
+    host_waits: tuple[HostWait, ...]
+    """in order of time; while one lasts the host issues nothing"""
+    lead_ns: int
+    """work of the host in the step while the device still ran the step before"""
+    n_stated: int
+    """waits between streams that the file states"""
+    n_inferred: int
+    """waits between streams that follow from the order of calls"""
+
+
+def schedule_of(step: Step) -> Schedule:
+    """Returns the waits of a step."""
+    stated, waiting_calls = _stated_waits(step)
+    inferred = _inferred_waits(step, waiting_calls)
+    start, finish = step.start_ns, step.finish_ns
+    after: list[set[int]] = [set() for _ in range(len(step))]
+    counts = []
+    leads = step.leads
+    for pairs in (stated, inferred):
+        allowed = {
+            (one, other) for one, other in pairs if other < one and finish[other] <= start[one] and not leads[other]
+        }
+        counts.append(len(allowed))
+        for one, other in allowed:
+            after[one].add(other)
+    before = _before_on_stream(step.stream, leads)
+    ready = np.maximum(step.issue_ns, np.minimum(start, step.backlog_ns))
+    for place, others in enumerate(after):
+        if before[place] != NONE:
+            ready[place] = max(ready[place], int(finish[before[place]]))
+        for other in others:
+            ready[place] = max(ready[place], int(finish[other]))
+    ordered = tuple(tuple(sorted(one)) for one in after)
+    return Schedule(step, ordered, ready, tuple(_host_waits(step)), _lead_ns(step), counts[0], counts[1])
+
+
+def _before_on_stream(stream: I64, leads: Mask) -> list[int]:
+    """Returns what runs before each on its stream, NONE for the first. What leads is on a stream of its own."""
+    last: dict[tuple[int, bool], int] = {}
+    before = []
+    for place, one in enumerate(zip(stream.tolist(), leads.tolist(), strict=True)):
+        before.append(last.get(one, NONE))
+        last[one] = place
+    return before
+
+
+def _calls_named(profile: Profile, names: frozenset[str], step: Step) -> I64:
+    """Returns the rows of the step's calls of these names, in order of time."""
+    rows = profile.rows
+    named = profile.text_mask(names.__contains__)[rows.name] & profile.is_call
+    chosen = np.flatnonzero(named & (rows.ts_ns >= step.begin_ns) & (rows.ts_ns < step.end_ns))
+    return np.asarray(chosen[np.argsort(rows.ts_ns[chosen], kind="stable")])
+
+
+def _last_issued(step: Step, places: I64, time_ns: int) -> int:
+    """Returns the last of `places`, in order, that is issued by `time_ns`; NONE if there is none."""
+    found = int(np.searchsorted(step.issue_ns[places], time_ns, side="right")) - 1
+    return int(places[found]) if found >= 0 else NONE
+
+
+def _stated_waits(step: Step) -> tuple[list[tuple[int, int]], frozenset[int]]:
+    """Returns pairs (waits, is waited for) that synchronisation events state, and the rows of their calls."""
+    profile, rows = step.profile, step.profile.rows
+    waits = np.flatnonzero(profile.text_mask(lambda text: text == _WAIT)[rows.name])
+    stream_of = profile.values(Key.WAIT_STREAM, NONE)[waits].astype(np.int64)
+    record_of = profile.values(Key.WAIT_RECORD, NONE)[waits].astype(np.int64)
+    calls = _calls_named(profile, _STREAM_WAITS, step)
+    call_of = {int(rows.correlation[row]): int(row) for row in calls}
+    recorded = {int(rows.correlation[row]): int(rows.ts_ns[row]) for row in _calls_named(profile, _RECORDS, step)}
+    pairs, seen = [], set()
+    for wait, source, record in zip(waits.tolist(), stream_of.tolist(), record_of.tolist(), strict=True):
+        call = call_of.get(int(rows.correlation[wait]), NONE)
+        if call == NONE or source == NONE or record not in recorded:
+            continue
+        seen.add(call)
+        on_source = np.flatnonzero(step.stream == source)
+        on_target = np.flatnonzero(step.stream == rows.stream[wait])
+        other = _last_issued(step, on_source, recorded[record])
+        following = on_target[step.issue_ns[on_target] >= rows.ts_ns[call]]
+        if other != NONE and len(following):
+            pairs.append((int(following[0]), other))
+    return pairs, frozenset(seen)
+
+
+def _inferred_waits(step: Step, known: frozenset[int]) -> list[tuple[int, int]]:
+    """Returns pairs (waits, is waited for) that the order of calls suggests.
+
+    What a thread launches next after it made a stream wait is taken for what waits. It waits for the last work of
+    another stream that was issued before the event was recorded, or before the wait where no record is in the file.
+    """
+    profile, rows = step.profile, step.profile.rows
+    calls = [row for row in _calls_named(profile, _STREAM_WAITS, step).tolist() if row not in known]
+    records = _calls_named(profile, _RECORDS, step)
+    launched = np.flatnonzero(step.call != NONE)
+    thread = rows.tid[step.call[launched]]
+    pairs = []
+    for row in calls:
+        on_thread = launched[thread == rows.tid[row]]
+        following = on_thread[step.issue_ns[on_thread] >= rows.ts_ns[row]]
+        if len(following) == 0:
+            continue
+        target = int(following[0])
+        earlier = records[(rows.tid[records] == rows.tid[row]) & (rows.ts_ns[records] <= rows.ts_ns[row])]
+        until = int(rows.ts_ns[earlier[-1]]) if len(earlier) else int(rows.ts_ns[row])
+        elsewhere = np.flatnonzero(step.stream != step.stream[target])
+        other = _last_issued(step, elsewhere, until)
+        if other != NONE:
+            pairs.append((target, other))
+    return pairs
+
+
+def _host_waits(step: Step) -> list[HostWait]:
+    profile, rows = step.profile, step.profile.rows
+    finish = step.finish_ns
+    found: list[HostWait] = []
+    for names, every in ((_ALL_STREAMS, True), (_ONE_STREAM, False)):
+        for row in _calls_named(profile, names, step).tolist():
+            begin, end = int(rows.ts_ns[row]), int(rows.ts_ns[row] + rows.dur_ns[row])
+            until = _ended_inside(step, begin, end, every)
+            if until:
+                found.append(HostWait(begin, end, until))
+    crosses = profile.text_mask(lambda text: text.startswith(_COPIES))[rows.name[step.row]]
+    for place in np.flatnonzero((step.call != NONE) & crosses).tolist():
+        row = int(step.call[place])
+        begin, end = int(rows.ts_ns[row]), int(rows.ts_ns[row] + rows.dur_ns[row])
+        if finish[place] <= end:
+            found.append(HostWait(begin, end, (place,)))
+    alone = []
+    free_from = step.begin_ns
+    for one in sorted(found, key=lambda wait: wait.begin_ns):
+        inside = (step.issue_ns > one.begin_ns) & (step.issue_ns < one.end_ns)
+        if one.begin_ns >= free_from and not inside.any():
+            alone.append(one)
+            free_from = one.end_ns
+    return alone
+
+
+def _lead_ns(step: Step) -> int:
+    """Returns how long the host worked before the step before was done: without the calls in which it waited."""
+    rows = step.profile.rows
+    waiting = 0
+    for row in _calls_named(step.profile, _ALL_STREAMS | _ONE_STREAM, step).tolist():
+        begin, end = int(rows.ts_ns[row]), int(rows.ts_ns[row] + rows.dur_ns[row])
+        waiting += max(0, min(end, step.before_ns) - begin)
+    return max(0, min(step.before_ns, step.end_ns) - step.begin_ns - waiting)
+
+
+def _ended_inside(step: Step, begin_ns: int, end_ns: int, every_stream: bool) -> tuple[int, ...]:
+    """Returns the last work of each stream that is issued before a call and ends in it; of one stream, the latest."""
+    finish = step.finish_ns
+    found = []
+    for stream in np.unique(step.stream).tolist():
+        last = _last_issued(step, np.flatnonzero(step.stream == stream), begin_ns)
+        if last != NONE and begin_ns < finish[last] <= end_ns:
+            found.append(last)
+    if every_stream or not found:
+        return tuple(found)
+    return (max(found, key=lambda place: int(finish[place])),)
