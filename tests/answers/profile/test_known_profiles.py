@@ -15,6 +15,7 @@ from forerun.answers.profile.intervals import shared_times, union
 from forerun.answers.profile.kernel_types import KernelType, kernel_type, short_name
 from forerun.answers.profile.window import windows
 from forerun.common.errors import ForerunError
+from forerun.sources.profile.communication import communicates
 from forerun.sources.profile.read import read_profile
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)"
@@ -45,6 +46,27 @@ def test_busy_and_idle_time(analysis):
 
 def test_overlap_is_a_share_of_communication(analysis):
     assert analysis.table("comm_comp_overlap").rows == [(0, round(100 * 20 / 70, 2))]
+
+
+def test_communication_of_other_libraries_counts_in_a_table_of_its_own(tmp_path):
+    events = [kernel("gemm", 0.5, 100, 1), kernel("void dpsk::ep::internode::dispatch<8>(int4*)", 50.5, 100, 2, 9)]
+    found = analyze([read_profile(write_profile(tmp_path / "a.json", events))])
+    assert found.table("communication").rows == [(0, 100.0, 50.0, 50.0, 50.0)]
+    assert found.table("temporal_breakdown").rows[0][3] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "talks"),
+    [
+        (NCCL, True),
+        ("void vllm::cross_device_reduce_1stage<float, 2>(vllm::RankData*)", True),
+        ("void c10d::symm_mem::multimem_all_reduce_kernel<c10::BFloat16, 16>", True),
+        ("void at::native::reduce_kernel<512, 1>", False),
+        ("cudnn::ops::nchwToNhwcKernel", False),
+    ],
+)
+def test_names_tell_what_communicates(name, talks):
+    assert communicates(name) is talks
 
 
 def test_time_by_type(analysis):

@@ -38,6 +38,17 @@ def test_its_own_gpus_take_the_recorded_time(program):
     assert any("recorded on NVIDIA A100-SXM4-40GB" in line for line in found.prediction.explain)
 
 
+def test_waiting_for_a_second_stream_of_kernels_is_no_pipeline(tmp_path):
+    events = [
+        *(host("ProfilerStep#1", 0, 50, "user_annotation"), launch(6, 2, 1), launch(20, 2, 2)),
+        *(launch(35, 1, 90, "cudaEventRecord"), launch(37, 1, 91, "cudaStreamWaitEvent"), launch(40, 2, 4)),
+        *(kernel("a", 10, 100, 1), kernel("beside", 30, 300, 2, 9), kernel("after", 331, 300, 4)),
+    ]
+    path = write_profile(tmp_path / "a.json", events, deviceProperties=A100)
+    found = predict_program(import_step(read_profiles([path])).program, load_cluster("a100-sxm-40gb"))
+    assert found.prediction.breakdown["memory_bound"] == pytest.approx(620e-6, rel=0.01)
+
+
 def _times(program, cluster, **options):
     found = predict_program(program, load_cluster(cluster), whole_timeline=True, **options)
     ops = found.program.ops

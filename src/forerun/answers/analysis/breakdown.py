@@ -16,7 +16,7 @@ from forerun.core.engine.actors import Nodes, nodes_of
 from forerun.core.engine.simulate import Timeline
 from forerun.core.program.causes import EXPOSED, N_CAUSES, Cause
 from forerun.core.program.kinds import KINDS, OpKind
-from forerun.core.program.origin import Origin
+from forerun.core.program.origin import PROFILE, Origin
 from forerun.core.program.types import F64, I8, I32, I64, FlatProgram, Mask, Phase, Program, Stream
 
 _STREAM_CAUSE = np.zeros(len(Stream), np.int64)
@@ -91,14 +91,19 @@ def waiting_causes(program: Program) -> I64:
 
     The purpose of the stream decides. Traces have more streams than there are purposes: in them a collective over a
     data-parallel group counts as data parallelism on any stream, and so does a kernel on a stream of pipelines.
+    Profiles use those streams for any kernel that runs beside the compute stream, so there its own kind decides.
     """
     causes = np.tile(_STREAM_CAUSE, (len(program.ops), 1))
-    parallel = Origin.of(program).data_parallel
+    origin = Origin.of(program)
+    parallel = origin.data_parallel
     if parallel:
         ops = program.ops
         causes[np.isin(ops.group, parallel) & ops.is_collective] = Cause.EXPOSED_DATA_PARALLEL
         kernels = np.flatnonzero(ops.is_compute)
         causes[np.ix_(kernels, _PIPELINE_STREAMS)] = Cause.EXPOSED_DATA_PARALLEL
+    if origin.source == PROFILE:
+        alone = np.flatnonzero(program.ops.is_compute | program.ops.is_delay)
+        causes[np.ix_(alone, _PIPELINE_STREAMS)] = _CAUSE_OF_KIND[program.ops.kind[alone], None]
     return causes
 
 

@@ -54,6 +54,7 @@ def analyze(
     tables = (
         breakdown.temporal_breakdown(views),
         breakdown.overlap(views),
+        breakdown.communication(views),
         breakdown.by_type(views),
         breakdown.by_kernel(views, most_kernels),
         breakdown.kernels(views),

@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.answers.profile.intervals import Intervals, shared_times, union
-from forerun.answers.profile.kernel_types import KernelType, of_type
+from forerun.answers.profile.kernel_types import KernelType, kernel_type, of_type
 from forerun.answers.profile.tables import Cell, Table
 from forerun.answers.profile.window import Window
-from forerun.sources.profile.profile import F64, Mask
+from forerun.sources.profile.communication import communicates
+from forerun.sources.profile.profile import F64, GPU_WORK, Mask
 
 _TYPES = (KernelType.COMPUTATION, KernelType.COMMUNICATION, KernelType.MEMORY)
 NAMED_KERNELS = 50
@@ -49,6 +50,26 @@ def overlap(windows: Sequence[Window]) -> Table:
         sets = [_union(one, of_type(one, kind)) for kind in (KernelType.COMMUNICATION, KernelType.COMPUTATION)]
         rows.append((one.rank, _percent(shared_times(sets).get(3, 0.0), sets[0].total(), 2)))
     return Table("comm_comp_overlap", ("rank", "comp_comm_overlap_pctg"), rows)
+
+
+def communication(windows: Sequence[Window]) -> Table:
+    """Returns how much of each rank's communication is hidden beside computation, whatever the library.
+
+    No table of HTA's: DeepEP, NVSHMEM and custom all-reduces count as communication, and times are exact.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    for one in windows:
+        texts = one.profile.text_mask(communicates)[one.name]
+        work = one.in_categories(GPU_WORK)
+        copies = one.profile.text_mask(lambda text: kernel_type(text) is KernelType.MEMORY)[one.name]
+        start = one.profile.rows.ts_ns[one.row] / 1e3
+        end = start + one.profile.rows.dur_ns[one.row] / 1e3
+        sets = [union(start[chosen], end[chosen]) for chosen in (work & texts, work & ~texts & ~copies)]
+        whole, hidden = sets[0].total(), shared_times(sets).get(3, 0.0)
+        if whole:
+            rows.append((one.rank, whole, hidden, whole - hidden, _percent(hidden, whole, 2)))
+    columns = ("rank", "communication (us)", "hidden (us)", "exposed (us)", "hidden_pctg")
+    return Table("communication", columns, rows)
 
 
 def by_type(windows: Sequence[Window]) -> Table:

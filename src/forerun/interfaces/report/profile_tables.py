@@ -23,7 +23,8 @@ from forerun.interfaces.report.wording import percent, seconds
 _NAME_WIDTH = 60
 _TITLES = {
     "temporal_breakdown": "Time of the devices",
-    "comm_comp_overlap": "Communication beside computation",
+    "comm_comp_overlap": "Communication beside computation, as HTA sees it",
+    "communication": "Communication of every library beside computation",
     "gpu_kernel_breakdown.0": "Kernels by type (us)",
     "kernels": "Kernels",
     "gpu_user_annotation": "Annotations on the device",

@@ -31,6 +31,7 @@ from forerun.core.program.types import (
 )
 from forerun.describe.cluster.types import Device
 from forerun.sources.profile.collectives import Call, calls_of, is_collective
+from forerun.sources.profile.communication import communicates
 from forerun.sources.profile.event_keys import Key
 from forerun.sources.profile.kernel_ops import add_collective, add_kernel
 from forerun.sources.profile.labels import Label, labels_of, operators_of
@@ -265,22 +266,29 @@ class _Rank:
         return found
 
     def _streams(self) -> I64:
-        """Returns the engine's stream of every work: the one that computes most is the compute stream."""
+        """Returns the engine's stream of every work: the one that computes most is the compute stream.
+
+        Dispatchers of experts have kernels of their own, so what communicates without NCCL is on theirs.
+        """
         step = self.schedule.step
         numbers, stream = np.unique(2 * step.stream + step.leads, return_inverse=True)
         time = (step.finish_ns - step.start_ns).astype(np.float64)
-        talks = np.zeros(len(step), np.bool_)
-        talks[list(self.calls)] = True
-        computing = np.bincount(stream, np.where(talks, 0.0, time), len(numbers))
-        talking = np.bincount(stream, np.where(talks, time, 0.0), len(numbers))
+        talks = step.profile.text_mask(communicates)[step.profile.rows.name[step.row]]
+        by_nccl = np.isin(np.arange(len(step)), list(self.calls))
+        computing, talking, exchanging = (
+            np.bincount(stream, np.where(chosen, time, 0.0), len(numbers))
+            for chosen in (~talks, talks, talks & ~by_nccl)
+        )
         free = {True: list(_COLLECTIVE_STREAMS), False: list(_SPARE_STREAMS)}
         placed = np.zeros(len(numbers), np.int64)
         main = int(np.argmax(computing))
         for one in np.argsort(-(computing + talking), kind="stable").tolist():
-            own = free[bool(talking[one] > computing[one])]
-            rest = own or free[True] or free[False]
+            rest = free[bool(talking[one] > computing[one])] or free[True] or free[False]
             if one == main:
                 placed[one] = Stream.COMPUTE
+            elif 2 * exchanging[one] > computing[one] + talking[one] and Stream.EP in free[True]:
+                free[True].remove(Stream.EP)
+                placed[one] = Stream.EP
             elif rest:
                 placed[one] = rest.pop(0)
             else:
