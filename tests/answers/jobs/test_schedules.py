@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job
 from forerun.answers.jobs.outcome import PolicyOutcome, in_use
 from forerun.answers.jobs.placement import PLACERS, Shape
@@ -203,3 +205,59 @@ def test_mistakes_are_one_line():
         schedule([Job("a", 1, 0, 1)], SHAPE, "fifo", "pack")
     with pytest.raises(ForerunError, match="job a: 9 GPUs have no place on 16 under packed"):
         schedule([Job("a", 9, 0, 1)], SHAPE, "fifo", "packed")
+
+
+FAILING = NodeFailures(per_1000_node_days=2e5, repair_s=50.0, checkpoint_s=10.0, seed=3)
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@settings(max_examples=10, deadline=None)
+@given(jobs=job_lists)
+def test_jobs_whose_nodes_fail_go_on_from_their_checkpoints(name, jobs):
+    done = schedule(jobs, SHAPE, name, "packed", failures=FAILING)
+    assert {one.job.name for one in done} == {job.name for job in jobs}
+    assert max(in_use(done)[1]) <= SHAPE.total
+    for one in done:
+        lost_s = one.ran_s - one.job.duration_s
+        assert -1e-6 < lost_s <= one.failures * FAILING.checkpoint_s + 1e-6
+
+
+def test_a_failed_node_stops_its_job_and_is_away_until_it_is_repaired():
+    """Two nodes; the first failure finds the job after more than one checkpoint, and the other node takes it over."""
+    rare = NodeFailures(per_1000_node_days=1e6, repair_s=1e4, checkpoint_s=10.0)
+    (at_s, node), (next_s, _) = itertools.islice(rare.draw(2), 2)
+    jobs = [Job("a", 2, 0, at_s + 5.0), Job("b", 4, 0, at_s + 5.0)]
+    done = {one.job.name: one for one in schedule(jobs, Shape(1, 2, 4), "first-fit", "packed", failures=rare)}
+    hit = done["ab"[node]]
+    assert hit.ran[0] == (0.0, at_s)
+    assert hit.failures >= 1
+    assert PolicyOutcome("first-fit", tuple(done.values()), 8).goodput < 1.0
+    assert next_s > at_s
+    with pytest.raises(ForerunError, match="choose placement packed or spread"):
+        schedule(jobs, Shape(1, 2, 4), "fifo", failures=rare)
+
+
+def test_a_group_never_has_more_than_its_quota():
+    jobs = [Job(f"a{i}", 2, 0, 10, "a") for i in range(3)] + [Job("b0", 2, 5, 10, "b")]
+    done = schedule(jobs, Shape(1, 1, 8), "fair-share", quotas={"a": 4})
+    assert {one.job.name: one.start_s for one in done} == {"a0": 0, "a1": 0, "a2": 10, "b0": 5}
+    with pytest.raises(ForerunError, match="more than the quota of group a"):
+        schedule([Job("wide", 6, 0, 1, "a")], Shape(1, 1, 8), "fair-share", quotas={"a": 4})
+
+
+def test_gittins_runs_the_job_that_is_likeliest_to_end():
+    """Of ten jobs nine take 1 s and one takes 100 s: who has run for more than 1 s is the long one, and waits."""
+    jobs = [Job("long", 1, 0, 100)] + [Job(f"short {i}", 1, 5 + i, 1) for i in range(9)]
+    done = {one.job.name: one for one in schedule(jobs, Shape(1, 1, 1), "gittins")}
+    assert done["long"].ran[0] == (0, 5)
+    assert all(done[f"short {i}"].ran == ((5 + i, 6 + i),) for i in range(9))
+    assert done["long"].end_s == 109
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gittins_is_no_worse_than_first_in_first_out_where_long_jobs_are_rare(seed):
+    random, number = np.random.default_rng(seed), 2_000
+    service = np.where(random.random(number) < 0.9, 1.0, 20.0)
+    jobs = one_gpu_jobs(number, random.exponential(2.9 / 0.8, number), service)
+    mean = {name: np.mean([one.jct_s for one in schedule(jobs, Shape(1, 1, 1), name)]) for name in ("fifo", "gittins")}
+    assert mean["gittins"] < 0.6 * mean["fifo"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +11,11 @@ import numpy as np
 from pydantic import Field
 
 from forerun.answers.analysis.predict import predict
-from forerun.answers.jobs.job import Job
+from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.job import Job, Scheduled
 from forerun.answers.jobs.placement import PLACERS, Shape
 from forerun.answers.jobs.policies import POLICIES
-from forerun.answers.jobs.schedule import Scheduled, schedule
+from forerun.answers.jobs.schedule import schedule
 from forerun.answers.jobs.trace_file import read_jobs
 from forerun.answers.jobs.unlike_description import UNLIKE, UnlikeRequest, unlike_cluster_of
 from forerun.common.errors import ForerunError, UnknownName
@@ -62,6 +63,15 @@ class DrawnEntry(Entry):
     seed: int = 0
 
 
+class FailuresEntry(Entry):
+    """Failures of nodes, and what a job loses by one."""
+
+    per_1000_node_days: Positive
+    repair_hours: Positive = 24.0
+    checkpoint_minutes: Positive = 60.0
+    seed: int = 0
+
+
 class ClusterEntry(Entry):
     """The whole file."""
 
@@ -75,6 +85,8 @@ class ClusterEntry(Entry):
     policies: list[str] = Field(default_factory=lambda: ["fifo", "easy", "srtf"])
     placement: str = "packed"
     resume_s: NotNegative = 0.0
+    failures: FailuresEntry | None = None
+    quotas: dict[str, Count] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,8 @@ class JobsRequest:
     placement: str
     resume_s: float
     notes: tuple[str, ...] = ()
+    failures: NodeFailures | None = None
+    quotas: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -101,7 +115,8 @@ class JobsRequest:
 
     def schedule(self, policy: str) -> list[Scheduled]:
         """Returns what becomes of the jobs under a policy. Raises as `schedule` does."""
-        return schedule(self.jobs, self.shape, policy, self.placement, self.resume_s)
+        place = self.placement, self.resume_s
+        return schedule(self.jobs, self.shape, policy, *place, failures=self.failures, quotas=self.quotas)
 
 
 def of_trace(path: str | Path, shape: Shape) -> JobsRequest:
@@ -147,7 +162,23 @@ def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsR
         jobs = tuple(_job(each, place) for each in entry.jobs)
     shape = Shape(entry.switches, entry.nodes, entry.gpus_per_node)
     policies = tuple(dict.fromkeys(entry.policies))
-    return JobsRequest(entry.name, shape, jobs, policies, entry.placement, entry.resume_s, notes)
+    return JobsRequest(
+        name=entry.name,
+        shape=shape,
+        jobs=jobs,
+        policies=policies,
+        placement=entry.placement,
+        resume_s=entry.resume_s,
+        notes=notes,
+        failures=None if entry.failures is None else _failures(entry.failures),
+        quotas=entry.quotas,
+    )
+
+
+def _failures(entry: FailuresEntry) -> NodeFailures:
+    return NodeFailures(
+        entry.per_1000_node_days, 3_600.0 * entry.repair_hours, 60.0 * entry.checkpoint_minutes, entry.seed
+    )
 
 
 def _traced(path: str | Path) -> tuple[tuple[Job, ...], tuple[str, ...]]:

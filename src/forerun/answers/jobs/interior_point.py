@@ -31,11 +31,12 @@ def maximised(gain: Vector, rows: Vector, limits: Vector) -> Vector:
     size = np.maximum(np.abs(rows).max(axis=1), _LEAST)
     program = _Program(rows / size[:, None], limits / size, -gain / max(float(np.abs(gain).max()), _LEAST))
     x, error = program.x, program.error
-    for _ in range(_MOST_STEPS):
-        if error < _ACCURACY or not program.step():
-            break
-        if program.error < error:
-            x, error = program.x, program.error
+    with np.errstate(all="ignore"):  # numbers grow without bounds where there is no solution
+        for _ in range(_MOST_STEPS):
+            if error < _ACCURACY or not program.step():
+                break
+            if program.error < error:
+                x, error = program.x, program.error
     if error > _LEAST_ACCURACY:
         raise ForerunError("a linear program has no solution")
     return x

@@ -27,7 +27,7 @@ class Progress:
     """A job in a simulation. `since_s` is when it last started, and None while it waits."""
 
     __slots__ = (
-        *("end_s", "gpus", "job", "number", "place", "preemptions", "queue"),
+        *("end_s", "failures", "gpus", "job", "number", "place", "preemptions"),
         *("ran_s", "since_s", "start_s", "version"),
     )
 
@@ -36,9 +36,9 @@ class Progress:
         self.since_s: float | None = None
         self.ran_s = 0.0
         self.start_s, self.end_s = inf, inf
-        self.preemptions = 0
+        self.preemptions = self.failures = 0
         self.place: Placement = ()
-        self.queue, self.version = 0, 0
+        self.version = 0
 
     def done_s(self, now_s: float) -> float:
         """Returns the seconds that it has run by now."""
@@ -47,3 +47,32 @@ class Progress:
     def remaining_s(self, now_s: float) -> float:
         """Returns the seconds that it still has to run."""
         return self.job.duration_s - self.done_s(now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A job with the times at which it ran."""
+
+    job: Job
+    start_s: float
+    end_s: float
+    preemptions: int
+    ran: tuple[tuple[float, float], ...]
+    """(begin, end) of each time that it ran"""
+    failures: int = 0
+    """how often a node under it failed"""
+
+    @property
+    def jct_s(self) -> float:
+        """Job completion time: seconds from submission to end."""
+        return self.end_s - self.job.submit_s
+
+    @property
+    def ran_s(self) -> float:
+        """Seconds in which it had GPUs."""
+        return sum(end - begin for begin, end in self.ran)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which it had no GPUs."""
+        return self.jct_s - self.ran_s

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from forerun.answers.jobs.schedule import Scheduled
+from forerun.answers.jobs.job import Scheduled
 
 
 class ClusterRequest(Protocol):
@@ -80,6 +80,17 @@ class PolicyOutcome:
         """GPU-seconds that jobs hold over those that the cluster has within the makespan."""
         held = sum(job.job.gpus * (end - begin) for job in self.jobs for begin, end in job.ran)
         return held / (self.gpus * self.makespan_s)
+
+    @property
+    def goodput(self) -> float:
+        """GPU-seconds that jobs need at their fastest over those that they hold."""
+        needed = sum(job.job.gpus * job.job.duration_s for job in self.jobs)
+        return needed / sum(job.job.gpus * job.ran_s for job in self.jobs)
+
+    @property
+    def failures(self) -> int:
+        """How often a node failed under a job."""
+        return sum(job.failures for job in self.jobs)
 
     @property
     def fairness(self) -> float:

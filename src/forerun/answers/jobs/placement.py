@@ -79,8 +79,9 @@ class Packed(Placer):
         super().__init__(shape)
         self.of_node = [shape.gpus] * (shape.switches * shape.nodes)
         """free GPUs of each node"""
-        self.nodes_with = [[0] * shape.gpus + [shape.nodes] for _ in range(shape.switches)]
-        """for each switch the number of nodes with 0, 1, ... free GPUs"""
+        all_nodes = (1 << shape.nodes) - 1
+        self.nodes_with = [[0] * shape.gpus + [all_nodes] for _ in range(shape.switches)]
+        """for each switch and each number of free GPUs: the nodes that have as many, as bits"""
         self._hopeless: set[int] = set()
         """numbers of GPUs that found no place since GPUs were last released"""
 
@@ -89,27 +90,29 @@ class Packed(Placer):
         if gpus > self.free or gpus in self._hopeless:
             return None
         for switch in range(self.shape.switches):
-            nodes = range(switch * self.shape.nodes, (switch + 1) * self.shape.nodes)
-            found = self._under(nodes, gpus)
+            found = self._under(switch, gpus)
             if found is not None:
                 self.take(found, gpus)
                 return found
         self._hopeless.add(gpus)
         return None
 
-    def _under(self, nodes: range, gpus: int) -> Placement | None:
+    def _under(self, switch: int, gpus: int) -> Placement | None:
         whole, rest = divmod(gpus, self.shape.gpus) if gpus > self.shape.gpus else (0, gpus)
-        nodes_with = self.nodes_with[nodes.start // self.shape.nodes]
-        if nodes_with[-1] < whole or sum(nodes_with[rest:]) < whole + bool(rest):
+        nodes_with, first = self.nodes_with[switch], switch * self.shape.nodes
+        idle = nodes_with[-1]
+        if idle.bit_count() < whole:
             return None
-        idle = [node for node in nodes if self.of_node[node] == self.shape.gpus][:whole]
-        if len(idle) < whole:
-            return None
-        found = tuple((node, self.shape.gpus) for node in idle)
-        if not rest:
-            return found
-        last = next((node for node in nodes if self.of_node[node] >= rest and node not in idle), None)
-        return None if last is None else (*found, (last, rest))
+        found = [(first + node, self.shape.gpus) for node in _lowest(idle, whole)]
+        if rest:
+            for node, _ in found:
+                idle ^= 1 << node - first
+            for nodes in nodes_with[rest:-1]:
+                idle |= nodes
+            if not idle:
+                return None
+            found += [(first + node, rest) for node in _lowest(idle, 1)]
+        return tuple(found)
 
     def release(self, place: Placement, gpus: int) -> None:
         """Gives them back to their nodes."""
@@ -119,15 +122,26 @@ class Packed(Placer):
     def take(self, place: Placement, gpus: int) -> None:
         """Takes them again on the same nodes."""
         for node, taken in place:
-            free, nodes_with = self.of_node[node], self.nodes_with[node // self.shape.nodes]
-            nodes_with[free] -= 1
-            nodes_with[free - taken] += 1
+            free = self.of_node[node]
+            switch, own = divmod(node, self.shape.nodes)
+            self.nodes_with[switch][free] ^= 1 << own
+            self.nodes_with[switch][free - taken] ^= 1 << own
             self.of_node[node] = free - taken
         self.free -= gpus
 
     def could_ever(self, gpus: int) -> bool:
         """Returns whether one switch has as many."""
         return gpus <= self.shape.nodes * self.shape.gpus
+
+
+def _lowest(bits: int, number: int) -> list[int]:
+    """Returns the places of the lowest bits that are set."""
+    found = []
+    for _ in range(number):
+        lowest = bits & -bits
+        found.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return found
 
 
 class Spread(Packed):
@@ -139,10 +153,12 @@ class Spread(Packed):
             return None
         taken: list[tuple[int, int]] = []
         left = gpus
-        for node in sorted(range(len(self.of_node)), key=lambda node: -self.of_node[node]):
-            share = min(left, self.of_node[node])
-            taken.append((node, share))
-            left -= share
+        for free in range(self.shape.gpus, 0, -1):
+            for switch, nodes_with in enumerate(self.nodes_with):
+                number = min(nodes_with[free].bit_count(), -(-left // free))
+                for node in _lowest(nodes_with[free], number):
+                    taken.append((switch * self.shape.nodes + node, min(left, free)))
+                    left -= min(left, free)
             if not left:
                 break
         self.take(tuple(taken), gpus)

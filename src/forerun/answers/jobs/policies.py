@@ -9,12 +9,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
-from math import floor, inf
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from forerun.answers.jobs.job import Progress
+import numpy as np
+import numpy.typing as npt
+
+from forerun.answers.jobs.job import Job, Progress
 from forerun.common.errors import UnknownName
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+Times: TypeAlias = npt.NDArray[np.float64]
+_QUANTILES = 10
+"""of the jobs' service, at which Gittins indices are known"""
+_NEAR = 1e-9
+"""relative rounding error of attained service"""
 
 
 class View(Protocol):
@@ -26,6 +36,8 @@ class View(Protocol):
     running: list[Progress]
     total: int
     """GPUs of the cluster"""
+    quotas: Mapping[str, int]
+    """GPUs that a group may have at once; a group that isn't there has no limit"""
 
     @property
     def free(self) -> int:
@@ -47,17 +59,38 @@ class Queue(ABC):
         return inf
 
 
+class Now(NamedTuple):
+    """Some jobs as they are now, in arrays of one element for each."""
+
+    number: Numbers
+    """of each job, in the order of arrival"""
+    gpus: Numbers
+    duration_s: Times
+    priority: Times
+    done_s: Times
+    """seconds that it has run"""
+    runs: npt.NDArray[np.bool_]
+
+    @property
+    def left_s(self) -> Times:
+        """Seconds that each job still has to run."""
+        return self.duration_s - self.done_s
+
+
 class Ranking(ABC):
     """Orders all jobs; the first that fit run."""
 
+    def prepare(self, jobs: Sequence[Job]) -> None:  # noqa: B027
+        """Takes note of all jobs, in the order of arrival, before the first one starts."""
+
     @abstractmethod
-    def arrange(self, jobs: list[Progress], now_s: float) -> None:
-        """Puts the jobs that have not ended in order, the first to run first. The list keeps that order."""
+    def keys(self, now: Now) -> Times:
+        """Returns where jobs stand: the least goes first, and of equal ones the one that stood before.
 
-    def chosen(self, jobs: list[Progress]) -> None:  # noqa: B027
-        """Takes note of who runs now: those whose `since_s` is set."""
+        It is asked for at every event for jobs that run, and once for a job that came or was stopped.
+        """
 
-    def next_look_s(self, jobs: Sequence[Progress], now_s: float) -> float:
+    def next_look_s(self, running: Now, now_s: float) -> float:
         """Returns when the order may change, even if nothing arrives or ends."""
         return inf
 
@@ -100,7 +133,7 @@ class Ordered(Queue):
 
 
 class FairShare(Queue):
-    """The group that has used the fewest GPU-seconds goes first.
+    """The group that has used the fewest GPU-seconds goes first, up to its quota of GPUs.
 
     In each group jobs start in order of arrival. GPU-seconds count as used when a job starts.
     """
@@ -113,11 +146,16 @@ class FairShare(Queue):
         groups: dict[str, deque[Progress]] = {}
         for job in view.waiting:
             groups.setdefault(job.job.group, deque()).append(job)
+        room = dict.fromkeys(groups, inf) | dict(view.quotas)
+        for job in view.running if view.quotas else ():
+            if job.job.group in view.quotas:
+                room[job.job.group] -= job.gpus
         while groups and view.free:
             group = min(groups, key=lambda name: self.used[name])
             job = groups[group].popleft()
-            if view.start(job):
+            if job.gpus <= room[group] and view.start(job):
                 self.used[group] += job.gpus * job.job.duration_s
+                room[group] -= job.gpus
             if job.since_s is None or not groups[group]:
                 del groups[group]
 
@@ -205,47 +243,74 @@ class ConservativeBackfill(Queue):
 
 
 class Sorted(Ranking):
-    """Jobs in the order of a key of (job, now). Equal ones stay in the order that they have."""
+    """Jobs in the order of a function of what they are now."""
 
-    def __init__(self, key: Callable[[Progress, float], float]) -> None:
-        self.key = key
+    def __init__(self, function: Callable[[Now], npt.NDArray[Any]]) -> None:
+        self.function = function
 
-    def arrange(self, jobs: list[Progress], now_s: float) -> None:
-        """Sorts by the key."""
-        jobs.sort(key=lambda job: self.key(job, now_s))
+    def keys(self, now: Now) -> Times:
+        """Returns the function's values."""
+        return np.asarray(self.function(now), dtype=np.float64)
 
 
 class LeastAttained(Ranking):
     """Discretised least attained service: jobs sink to lower queues as they use up GPU-seconds (Tiresias, NSDI'19).
 
-    In each queue running jobs stand before waiting ones. New jobs begin in the first queue.
+    In each queue running jobs stand before waiting ones, and those that have just sunk behind both. New jobs begin in
+    the first queue.
     """
 
     def __init__(self, limits_gpu_s: Sequence[float] = (3250.0, 7200.0)) -> None:
-        self.limits = limits_gpu_s
+        self.limits = np.array([*limits_gpu_s, inf])
 
-    def arrange(self, jobs: list[Progress], now_s: float) -> None:
-        """Moves jobs whose service passes the limit of their queue to the end of the next one."""
-        sunk = []
-        for job in jobs:
-            running = job.since_s is not None
-            if running and job.queue < len(self.limits) and job.done_s(now_s) * job.gpus >= self.limits[job.queue]:
-                job.queue += 1
-                sunk.append(job.number)
-        jobs.sort(key=lambda job: (job.queue, job.number in sunk))
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """Puts all jobs into the first queue."""
+        self.queue = np.zeros(len(jobs), dtype=np.int64)
 
-    def chosen(self, jobs: list[Progress]) -> None:
-        """Puts the waiting jobs of each queue behind its running ones."""
-        jobs.sort(key=lambda job: (job.queue, job.since_s is None))
+    def keys(self, now: Now) -> Times:
+        """Returns the queue and the part of it in which each job stands."""
+        sinks = now.runs & (now.done_s * now.gpus >= self.limits[self.queue[now.number]])
+        self.queue[now.number] += sinks
+        return np.asarray(3.0 * self.queue[now.number] + np.where(sinks, 2.0, np.where(now.runs, 0.0, 1.0)))
 
-    def next_look_s(self, jobs: Sequence[Progress], now_s: float) -> float:
+    def next_look_s(self, running: Now, now_s: float) -> float:
         """Returns when the simulator of Tiresias looks again: it divides the seconds left to a limit by the GPUs."""
-        looks = (
-            floor((self.limits[job.queue] - job.done_s(now_s)) / job.gpus)
-            for job in jobs
-            if job.since_s is not None and job.queue < len(self.limits)
-        )
-        return now_s + max(1.0, min(looks, default=inf))
+        looks = np.floor((self.limits[self.queue[running.number]] - running.done_s) / running.gpus)
+        return now_s + max(1.0, float(looks.min(initial=inf)))
+
+
+class Gittins(Ranking):
+    """The job goes first that is likeliest to end soon for the GPU-seconds that it will take (Gittins, 1979).
+
+    The index of a job that has had `a` GPU-seconds is the largest, over all b above a, of the share of jobs that end
+    between a and b, over the mean GPU-seconds that those beyond a take between a and b. The policy knows the
+    distribution of GPU-seconds over jobs, but not those of a single one.
+    """
+
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        """Computes the index at quantiles of the GPU-seconds of all jobs."""
+        service = np.sort([job.gpus * job.duration_s for job in jobs])
+        levels = np.unique(np.quantile(service, np.linspace(0.0, 1.0, _QUANTILES + 1)))
+        ended = np.searchsorted(service, levels, side="right") / len(service)
+        before = np.concatenate([[0.0], ended[:-1]])
+        self.attained = np.concatenate([[0.0], levels[:-1], [inf]])
+        self.index = np.empty(len(levels))
+        for i in range(len(levels)):
+            spent = np.cumsum((1.0 - before[i:]) * np.diff(levels[i:], prepend=self.attained[i]))
+            self.index[i] = ((ended[i:] - before[i]) / spent).max()
+
+    def _level(self, now: Now) -> Numbers:
+        attained = now.done_s * now.gpus * (1.0 + _NEAR)
+        return np.clip(np.searchsorted(self.attained, attained, side="right") - 1, 0, len(self.index) - 1)
+
+    def keys(self, now: Now) -> Times:
+        """Returns the negative indices."""
+        return -self.index[self._level(now)]
+
+    def next_look_s(self, running: Now, now_s: float) -> float:
+        """Returns when the next running job comes to another quantile."""
+        left_s = self.attained[self._level(running) + 1] / running.gpus - running.done_s
+        return now_s + float(left_s.min(initial=inf))
 
 
 POLICIES: dict[str, Callable[[], Queue | Ranking]] = {
@@ -257,11 +322,12 @@ POLICIES: dict[str, Callable[[], Queue | Ranking]] = {
     "easy": EasyBackfill,
     "conservative": ConservativeBackfill,
     "fair-share": FairShare,
-    "smallest": lambda: Sorted(lambda job, _: job.gpus),
-    "srtf": lambda: Sorted(lambda job, now_s: job.remaining_s(now_s)),
-    "srsf": lambda: Sorted(lambda job, now_s: job.remaining_s(now_s) * job.gpus),
+    "smallest": lambda: Sorted(lambda now: now.gpus),
+    "srtf": lambda: Sorted(lambda now: now.left_s),
+    "srsf": lambda: Sorted(lambda now: now.left_s * now.gpus),
     "las": LeastAttained,
-    "priority": lambda: Sorted(lambda job, _: -job.job.priority),
+    "gittins": Gittins,
+    "priority": lambda: Sorted(lambda now: -now.priority),
 }
 """name -> policy; sjf is the shortest job first, smallest the fewest GPUs first with preemption, srtf and srsf the
 least time and the least GPU time that is left"""

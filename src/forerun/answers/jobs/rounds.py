@@ -13,8 +13,7 @@ from random import Random
 import numpy as np
 
 from forerun.answers.jobs.interior_point import Vector
-from forerun.answers.jobs.job import Job
-from forerun.answers.jobs.schedule import Scheduled
+from forerun.answers.jobs.job import Job, Scheduled
 from forerun.answers.jobs.shares import Demand, shares
 from forerun.answers.jobs.unlike_gpus import SteppedJob
 from forerun.common.errors import ForerunError

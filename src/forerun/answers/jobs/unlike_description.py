@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from forerun.answers.jobs.job import Scheduled
 from forerun.answers.jobs.rounds import in_rounds
-from forerun.answers.jobs.schedule import Scheduled
 from forerun.answers.jobs.shares import shares
 from forerun.answers.jobs.unlike_gpus import SteppedJob, read_rates, read_stepped_jobs
 from forerun.common.errors import ForerunError

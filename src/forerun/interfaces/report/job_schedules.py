@@ -17,7 +17,7 @@ from forerun.interfaces.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, 
 from forerun.interfaces.report.whole_run import duration
 from forerun.interfaces.report.wording import percent
 
-COLUMNS = ("policy", "mean JCT", "median", "99 %", "wait", "makespan", "use", "Jain", "stops")
+COLUMNS = ("policy", "mean JCT", "median", "99 %", "wait", "makespan", "use", "goodput", "Jain", "stops")
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 _MOST_POINTS = 2_000
 _HOUR_S = 3_600.0
@@ -32,7 +32,8 @@ def subtitle(request: ClusterRequest) -> str:
     """Returns how jobs are placed and what the columns mean."""
     return (
         f"placement {request.placement}; JCT: job completion time; wait: mean time without GPUs; use: share of GPU time"
-        " that jobs hold; Jain: index of the jobs' slowdowns, 1 where all are alike; stops: preemptions"
+        " that jobs hold; goodput: share of that which they need at their fastest, if nothing fails; Jain: index of the"
+        " jobs' slowdowns, 1 where all are alike; stops: preemptions and failures"
     )
 
 
@@ -47,8 +48,9 @@ def rows(outcomes: Sequence[PolicyOutcome]) -> list[tuple[str, ...]]:
             duration(one.mean_wait_s),
             duration(one.makespan_s),
             percent(one.utilisation),
+            percent(one.goodput),
             f"{one.fairness:.2f}",
-            f"{one.preemptions:,}",
+            f"{one.preemptions + one.failures:,}",
         )
         for one in outcomes
     ]
@@ -67,7 +69,7 @@ def print_schedules(out: Console, request: ClusterRequest, outcomes: Sequence[Po
     out.print(Text(heading(request), style="bold"))
     out.print(subtitle(request), soft_wrap=True)
     out.print()
-    out.print(make_table("lrrrrrrrr", COLUMNS, rows(outcomes), whole="lr"))
+    out.print(make_table("lrrrrrrrrr", COLUMNS, rows(outcomes), whole="lr"))
     columns, body = group_rows(outcomes)
     if body:
         out.print()
@@ -92,6 +94,8 @@ def schedules_record(request: ClusterRequest, outcomes: Sequence[PolicyOutcome])
                 "mean_wait_s": one.mean_wait_s,
                 "makespan_s": one.makespan_s,
                 "utilisation": one.utilisation,
+                "goodput": one.goodput,
+                "failures": one.failures,
                 "fairness": one.fairness,
                 "preemptions": one.preemptions,
                 "mean_jct_s_by_group": one.by_group(),
@@ -117,6 +121,7 @@ def job_rows(outcomes: Sequence[PolicyOutcome]) -> list[Mapping[str, Any]]:
             "jct_s": job.jct_s,
             "waited_s": job.waited_s,
             "preemptions": job.preemptions,
+            "failures": job.failures,
         }
         for one in outcomes
         for job in one.jobs

@@ -1,0 +1,38 @@
+"""Failures of nodes under jobs: when they come, and what they cost a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailures:
+    """Nodes fail independently of each other, at a constant rate.
+
+    A job on a failed node stops everywhere, and goes on from its last checkpoint when it next starts. The node is away
+    until it is repaired.
+    """
+
+    per_1000_node_days: float
+    repair_s: float
+    checkpoint_s: float
+    """seconds between two checkpoints of a job, of its running time"""
+    seed: int = 0
+
+    def draw(self, nodes: int) -> Iterator[tuple[float, int]]:
+        """Yields (time, node) of failures of a cluster of so many nodes, without end."""
+        random = np.random.default_rng(self.seed)
+        gap_s = 1000.0 * _DAY_S / (self.per_1000_node_days * nodes)
+        now_s = 0.0
+        while True:
+            now_s += float(random.exponential(gap_s))
+            yield now_s, int(random.integers(nodes))
+
+    def kept_s(self, done_s: float) -> float:
+        """Returns how much of a job's running time survives a failure."""
+        return max(0.0, done_s // self.checkpoint_s * self.checkpoint_s)

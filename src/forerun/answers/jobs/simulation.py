@@ -1,0 +1,166 @@
+"""Simulates jobs on a cluster from event to event; what is common to all policies, and those that stop no job."""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from bisect import insort
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+
+from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.job import Job, Placement, Progress, Scheduled
+from forerun.answers.jobs.placement import Placer
+from forerun.answers.jobs.policies import Queue
+from forerun.common.errors import ForerunError
+
+
+class Simulation(ABC):
+    """Jobs, the GPUs that they have, and the events to come. At equal times jobs end before others start."""
+
+    def __init__(
+        self, jobs: Sequence[Job], place: Placer, resume_s: float, failures: NodeFailures | None = None
+    ) -> None:
+        ordered = sorted(jobs, key=lambda job: job.submit_s)
+        self.arriving = [Progress(job, number) for number, job in enumerate(ordered)][::-1]
+        self.place, self.resume_s, self.failures = place, resume_s, failures
+        self.total, self.now_s = place.shape.total, 0.0
+        self.running: list[Progress] = []
+        self.ends: list[tuple[float, int, int, Progress]] = []
+        self.ran: dict[int, list[tuple[float, float]]] = {}
+        self.ended: list[Scheduled] = []
+        nodes = place.shape.switches * place.shape.nodes
+        self.to_fail: Iterator[tuple[float, int]] = iter(()) if failures is None else failures.draw(nodes)
+        self.next_failure = next(self.to_fail, (inf, -1))
+        self.repairs: list[tuple[float, int]] = []
+
+    @property
+    def free(self) -> int:
+        """GPUs that no job has."""
+        return self.place.free
+
+    @abstractmethod
+    def came(self, job: Progress) -> None:
+        """Takes note of a job that waits: a new one, or one whose node failed."""
+
+    @abstractmethod
+    def left(self, job: Progress) -> None:
+        """Takes note of a job that has ended."""
+
+    @abstractmethod
+    def waits(self) -> Sequence[Progress]:
+        """Returns the jobs that wait."""
+
+    @abstractmethod
+    def serve(self) -> float:
+        """Starts and stops jobs; returns when to look again, even if nothing happens."""
+
+    def run(self) -> list[Scheduled]:
+        """Walks through all events; returns the jobs in the order in which they end."""
+        look_s = inf
+        while self.arriving or self.running or self.waits():
+            arrival_s = self.arriving[-1].job.submit_s if self.arriving else inf
+            known_s = min(arrival_s, self._next_end_s(), look_s, self.repairs[0][0] if self.repairs else inf)
+            if known_s == inf:
+                names = ", ".join(job.job.name for job in self.waits()[:3])
+                raise ForerunError(f"the policy never starts {names}")
+            self.now_s = min(known_s, self.next_failure[0])
+            while self._next_end_s() <= self.now_s:
+                self._end(heapq.heappop(self.ends)[-1])
+            self._repair_and_fail()
+            while self.arriving and self.arriving[-1].job.submit_s <= self.now_s:
+                self.came(self.arriving.pop())
+            look_s = self.serve()
+        return self.ended
+
+    def _next_end_s(self) -> float:
+        while self.ends and self.ends[0][2] != self.ends[0][3].version:
+            heapq.heappop(self.ends)
+        return self.ends[0][0] if self.ends else inf
+
+    def _repair_and_fail(self) -> None:
+        per_node = self.place.shape.gpus
+        while self.repairs and self.repairs[0][0] <= self.now_s:
+            self.place.release(((heapq.heappop(self.repairs)[1], per_node),), per_node)
+        while self.failures is not None and self.next_failure[0] <= self.now_s:
+            node = self.next_failure[1]
+            self.next_failure = next(self.to_fail)
+            if any(node == away for _, away in self.repairs):
+                continue
+            for job in [each for each in self.running if any(node == on for on, _ in each.place)]:
+                self.place.release(job.place, job.gpus)
+                self.stop(job)
+                job.ran_s = self.failures.kept_s(job.ran_s)
+                job.failures += 1
+                self.came(job)
+            self.place.take(((node, per_node),), per_node)
+            heapq.heappush(self.repairs, (self.now_s + self.failures.repair_s, node))
+
+    def start(self, job: Progress) -> bool:
+        """Starts a waiting job if it finds a place; returns whether it did."""
+        place = self.place.place(job.gpus)
+        if place is None:
+            return False
+        self._go(job, place)
+        return True
+
+    def _go(self, job: Progress, place: Placement) -> None:
+        if job.start_s == inf:
+            job.start_s = self.now_s
+        elif self.resume_s:
+            job.ran_s -= self.resume_s
+        job.since_s, job.place = self.now_s, place
+        job.end_s = self.now_s + job.remaining_s(self.now_s)
+        job.version += 1
+        self.running.append(job)
+        heapq.heappush(self.ends, (job.end_s, job.number, job.version, job))
+
+    def stop(self, job: Progress) -> None:
+        """Stops a job whose GPUs are already released."""
+        assert job.since_s is not None
+        self.ran.setdefault(job.number, []).append((job.since_s, self.now_s))
+        job.ran_s = job.done_s(self.now_s)
+        job.since_s, job.end_s = None, inf
+        job.version += 1
+        self.running.remove(job)
+
+    def _end(self, job: Progress) -> None:
+        self.place.release(job.place, job.gpus)
+        self.stop(job)
+        self.left(job)
+        ran = tuple(self.ran.pop(job.number))
+        self.ended.append(Scheduled(job.job, job.start_s, self.now_s, job.preemptions, ran, job.failures))
+
+
+class QueueSimulation(Simulation):
+    """Jobs under a policy that starts waiting jobs and stops none."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        place: Placer,
+        rule: Queue,
+        resume_s: float,
+        failures: NodeFailures | None = None,
+        quotas: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(jobs, place, resume_s, failures)
+        self.rule, self.quotas = rule, quotas or {}
+        self.waiting: list[Progress] = []
+
+    def came(self, job: Progress) -> None:
+        """Puts a job into the queue, at its place in the order of arrival."""
+        insort(self.waiting, job, key=lambda each: each.number)
+
+    def left(self, job: Progress) -> None:
+        """Has nothing to do: a job that runs is in no queue."""
+
+    def waits(self) -> Sequence[Progress]:
+        """Returns the queue."""
+        return self.waiting
+
+    def serve(self) -> float:
+        """Lets the policy start jobs."""
+        self.rule.serve(self)
+        self.waiting = [job for job in self.waiting if job.since_s is None]
+        return self.rule.next_look_s(self.now_s)
