@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from forerun.answers.goodput.examples import example_names, load_run
 from forerun.answers.goodput.formulas import poisson_efficiency
-from forerun.answers.goodput.read import failure_presets, run_of
+from forerun.answers.goodput.read import alternatives_of, failure_presets, run_of
 from forerun.answers.goodput.request import Recovery
-from forerun.answers.goodput.study import study_run
+from forerun.answers.goodput.study import by_time_to_train, study_run
 from forerun.common.errors import ForerunError
+from forerun.interfaces.cli.main import run as run_command
 
 KNOWN = {
     "gpus": 1024,
@@ -162,3 +165,60 @@ def test_llama_3_keeps_nine_tenths_of_its_time():
     """arXiv 2407.21783: more than 90 % effective training time; the interval between checkpoints isn't published."""
     study = study_run(load_run("llama-3-405b"), 16, workers=1, gains=False)
     assert study.ettr.mean == pytest.approx(0.90, abs=0.015)
+
+
+RIVALS = {
+    "slower steps, few failures": {"step": {"seconds": 10.5, "tokens": "16M"}, "failures": {"rate": 0.05}},
+    "fewer GPUs": {"gpus": 512, "step": {"seconds": 20, "tokens": "16M"}},
+    "saves seldom": {"checkpoint": {"every_minutes": 600}},
+}
+
+
+def rivals() -> dict[str, Any]:
+    return {
+        "name": "fast steps",
+        "gpus": 16384,
+        "tokens": "1T",
+        "step": {"seconds": 10, "tokens": "16M"},
+        "failures": {"preset": "rsc-1"},
+        "checkpoint": {"every_minutes": 60, "blocking_s": 60, "load_s": 60},
+        "alternatives": RIVALS,
+    }
+
+
+def test_the_best_alternative_is_that_which_trains_soonest_and_not_that_of_the_fastest_step():
+    own, others = run_of(rivals(), "x"), alternatives_of(rivals(), "x")
+    assert [each.name for each in others] == list(RIVALS)
+    assert [each.gpus for each in others] == [16384, 512, 16384]
+    assert others[2].save_every_s == 36_000.0
+    assert others[2].levels == own.levels
+    ranked = by_time_to_train([study_run(each, 12, workers=1, gains=False) for each in (own, *others)])
+    assert [study.request.name for study in ranked] == [
+        "slower steps, few failures",
+        "fast steps",
+        "fewer GPUs",
+        "saves seldom",
+    ]
+
+
+def test_an_alternative_may_predict_a_plan_where_the_run_states_a_step():
+    plan = {"model": "llama-3.1-8b", "cluster": "h100-sxm", "global_batch": 64, "fields": {"seq_len": 4096}}
+    (other,) = alternatives_of({**rivals(), "alternatives": {"predicted": {"plan": plan, "gpus": 64}}}, "x")
+    assert other.phases[0].tokens_per_step == 64 * 4096
+    assert other.gpus == 64
+
+
+def test_what_is_wrong_in_an_alternative_names_it():
+    with pytest.raises(ForerunError, match="x: alternatives: odd: unknown key 'gpu'"):
+        alternatives_of({**rivals(), "alternatives": {"odd": {"gpu": 3}}}, "x")
+
+
+def test_the_command_ranks_alternatives(tmp_path, capsys):
+    file, page = tmp_path / "run.yaml", tmp_path / "run.html"
+    file.write_text(json.dumps(rivals()))
+    assert run_command(["run", str(file), "--runs", "4", "--no-gains", "--json", "--report", str(page)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["alternatives"][0]["name"] == "slower steps, few failures"
+    assert "Alternatives, by time to train" in page.read_text()
+    assert run_command(["run", str(file), "--runs", "4", "--no-gains"]) == 0
+    assert "Alternatives, by time to train" in capsys.readouterr().out

@@ -8,9 +8,12 @@ import json
 import pytest
 
 from forerun.answers.jobs.description import cluster_of
+from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.outcome import compare
 from forerun.answers.jobs.trace_file import read_jobs
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.main import run
+from forerun.interfaces.report.job_schedules import gantt
 
 TRACES = {
     "tiresias": "job_id,num_gpu,submit_time,iterations,duration,interval\n0,1,5,606,164,30\n1,8,35,9,147,2\n",
@@ -94,3 +97,44 @@ def test_drawn_jobs_follow_their_distributions():
     assert sum(job.gpus == 8 for job in jobs) / len(jobs) == pytest.approx(0.25, abs=0.02)
     with pytest.raises(ForerunError, match="give one of trace"):
         cluster_of({"nodes": 1}, "x")
+
+
+def test_each_job_has_a_lane_with_its_periods(tmp_path, capsys):
+    """Under srtf the short job stops the long one; two jobs of one name have lanes of their own."""
+    request = cluster_of(
+        {
+            "nodes": 1,
+            "jobs": [
+                {"name": "twin", "gpus": 8, "duration_s": 7200},
+                {"name": "twin", "gpus": 8, "submit_s": 1800, "duration_s": 1800},
+            ],
+            "policies": ["srtf"],
+        },
+        "x",
+    )
+    (outcome,) = compare(request)
+    waits, runs = gantt(outcome).data
+    assert len(set(waits["y"])) == 2
+    assert list(zip(runs["y"], runs["base"], runs["x"], strict=True)) == [
+        (waits["y"][0], 0.0, 0.5),
+        (waits["y"][0], 1.0, 1.5),
+        (waits["y"][1], 0.5, 0.5),
+    ]
+    assert waits["x"] == [2.5, 0.5]
+
+
+def test_pictures_are_written(tmp_path, capsys):
+    trace = tmp_path / "t.csv"
+    trace.write_text(TRACES["tiresias"])
+    assert run(["cluster", str(trace), "--nodes", "1", "--policy", "fifo", "--pictures", str(tmp_path / "p")]) == 0
+    names = {path.name for path in (tmp_path / "p").iterdir()}
+    assert names == {"gpus-in-use.png", "completion-times.png", "jobs-fifo.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "p").iterdir())
+
+
+def test_a_file_says_failures_and_quotas(tmp_path):
+    said = {"per_1000_node_days": 6.5, "repair_hours": 2, "checkpoint_minutes": 30, "seed": 7}
+    data = {"nodes": 2, "jobs": [{"name": "a", "gpus": 1, "duration_s": 1}], "failures": said, "quotas": {"x": 4}}
+    request = cluster_of(data, "x")
+    assert request.failures == NodeFailures(6.5, 7200.0, 1800.0, 7)
+    assert request.quotas == {"x": 4}

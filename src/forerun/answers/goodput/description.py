@@ -175,5 +175,6 @@ class RunEntry(Entry):
     spares: SparesEntry | None = None
     elastic: ElasticEntry | None = None
     maintenance: MaintenanceEntry | None = None
+    alternatives: dict[str, dict[str, Any]] = Field(default_factory=dict)
     dollars_per_gpu_hour: NotNegative | None = None
     gpu_power_w: NotNegative | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, inf
-from pathlib import Path
 from typing import Any
 
 from forerun.answers.analysis.around_step import around_plan
@@ -28,7 +27,7 @@ from forerun.answers.goodput.request import (
 )
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.shipped import shipped_data
-from forerun.common.yaml_files import check, read_yaml
+from forerun.common.yaml_files import check
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.storage import Storage
 from forerun.describe.model.catalog import load_model
@@ -38,20 +37,38 @@ from forerun.describe.plan.training_loop import TrainingLoop
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400.0, 3_600.0, 60.0
 _MOST_STEPS = 10**9
 _USUAL_NODE = 8
+_INSTEAD_OF = {"step": "plan", "plan": "step"}
+"""keys of which an alternative's replaces the run's other one"""
 _RECOVERY = ("crash_detect_s", "hang_detect_s", "restart_s", "communicators_s", "warmup_s")
 
 
-def read_run(path: str | Path) -> RunRequest:
-    """Returns the run that a YAML or JSON file describes.
-
-    Raises ForerunError, which names the file and the key, for a file that can't be read or says something wrong.
-    """
-    return run_of(read_yaml(path), str(path))
-
-
 def run_of(data: Mapping[str, Any], place: str) -> RunRequest:
-    """Returns the run that `data` describes, as `read_run` does for the contents of a file."""
+    """Returns the run that `data` describes.
+
+    Raises ForerunError, which names the place and the key, where it says something wrong.
+    """
     return _Reader(check(RunEntry, dict(data), place), place).request()
+
+
+def alternatives_of(data: Mapping[str, Any], place: str) -> tuple[RunRequest, ...]:
+    """Returns the alternatives that `data` describes: each is the run itself, with the keys that it changes.
+
+    Raises ForerunError, which names the alternative, as `run_of` does.
+    """
+    own = {key: value for key, value in data.items() if key != "alternatives"}
+    return tuple(
+        run_of(_changed(own, changes) | {"name": name}, f"{place}: alternatives: {name}")
+        for name, changes in check(RunEntry, dict(data), place).alternatives.items()
+    )
+
+
+def _changed(own: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `own` with what `changes` says in its place; sections are changed key by key."""
+    kept = {key: value for key, value in own.items() if _INSTEAD_OF.get(key) not in changes}
+    return kept | {
+        key: _changed(kept[key], value) if isinstance(value, Mapping) and isinstance(kept.get(key), Mapping) else value
+        for key, value in changes.items()
+    }
 
 
 def failure_presets() -> dict[str, str]:

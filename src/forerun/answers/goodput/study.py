@@ -181,6 +181,17 @@ def study_run(
     return RunStudy(request, seed, own, intervals, tuple(sorted(found, key=lambda gain: -gain.saved_s)))
 
 
+def by_time_to_train(studies: Sequence[RunStudy]) -> list[RunStudy]:
+    """Returns studies of alternatives, the best first.
+
+    That is the one of which most runs reach their last step, and of equal ones the one with the least median time; of
+    runs that end by the clock the one with the most tokens.
+    """
+    if all(study.request.by_the_clock for study in studies):
+        return sorted(studies, key=lambda study: -study.tokens.p50)
+    return sorted(studies, key=lambda study: (-study.finished, study.wall_s.p50))
+
+
 def changes(request: RunRequest) -> list[tuple[str, RunRequest]]:
     """Returns the changes whose gain is worth knowing, each with the run that has it."""
     recovery, spares = request.recovery, request.spares

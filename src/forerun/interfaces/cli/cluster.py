@@ -19,8 +19,16 @@ from forerun.interfaces.cli.option_groups import given, grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
 from forerun.interfaces.report.console import console
-from forerun.interfaces.report.job_schedules import job_rows, print_schedules, schedules_document, schedules_record
+from forerun.interfaces.report.drawing import drawing_is_possible
+from forerun.interfaces.report.job_schedules import (
+    job_rows,
+    print_schedules,
+    schedules_document,
+    schedules_pictures,
+    schedules_record,
+)
 from forerun.interfaces.report.page import write_page
+from forerun.interfaces.report.pictures import write_pictures
 from forerun.interfaces.report.records import to_json, write_rows
 
 _USUAL_GPUS = 8
@@ -85,11 +93,16 @@ def cluster(
     nodes: Nodes,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a row for each job and policy here.")] = None,
     report: Report = None,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the plots of the page into this folder, as PNG files.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Schedule many jobs on one cluster: completion times, waiting and use of GPUs under each policy."""
     check_report(report)
     check_output(csv)
+    if pictures is not None and not drawing_is_possible():
+        raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
     asked = nodes.of_trace(source) if source.suffix == ".csv" else read_cluster(source)
     request = nodes.changed(asked)
     outcomes = compare(request)
@@ -97,6 +110,8 @@ def cluster(
         write_rows(csv, job_rows(outcomes))
     if report is not None:
         write_page(report, schedules_document(request, outcomes, typed(context)))
+    if pictures is not None:
+        write_pictures(pictures, schedules_pictures(request, outcomes))
     if as_json:
         print(to_json(schedules_record(request, outcomes)))
     else:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from forerun.answers.goodput.examples import example_names, load_run
-from forerun.answers.goodput.study import study_run
+from forerun.answers.goodput.examples import example_names, load_alternatives, load_run
+from forerun.answers.goodput.study import by_time_to_train, study_run
 from forerun.answers.goodput.walk import walk
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
@@ -49,13 +49,17 @@ def run(
     check_report(report)
     check_output(csv)
     request = load_run(source)
+    others = load_alternatives(source)
     with progress_bar("simulating runs") as advance:
         study = study_run(request, draws.runs, draws.seed, draws.jobs, gains, advance)
+    rivals = [study_run(other, draws.runs, draws.seed, draws.jobs, gains=False) for other in others]
+    ranked = by_time_to_train([study, *rivals]) if rivals else []
     if csv is not None:
         write_rows(csv, run_rows(study.outcomes))
     if report is not None:
-        write_page(report, whole_run_document(study, walk(study.request, draws.seed, record=True), typed(context)))
+        first = walk(study.request, draws.seed, record=True)
+        write_page(report, whole_run_document(study, first, typed(context), ranked))
     if as_json:
-        print(to_json(study_record(study)))
+        print(to_json(study_record(study, ranked)))
     else:
-        print_study(console(), study)
+        print_study(console(), study, ranked)

@@ -17,6 +17,7 @@ from forerun.interfaces.report.whole_run import (
     GAIN_COLUMNS,
     INTERVAL_COLUMNS,
     QUANTILE_COLUMNS,
+    RIVAL_COLUMNS,
     badput_rows,
     conditions,
     cost_words,
@@ -26,6 +27,7 @@ from forerun.interfaces.report.whole_run import (
     heading,
     interval_rows,
     quantile_rows,
+    rival_rows,
     tokens_words,
 )
 from forerun.interfaces.report.wording import percent
@@ -36,14 +38,16 @@ _BINS = 30
 _LANE_PX, _AXIS_PX = 34, 140
 
 
-def whole_run_document(study: RunStudy, first: Outcome, command: str = "") -> Document:
-    """Returns the page of a study; `first` is one run with its events."""
+def whole_run_document(study: RunStudy, first: Outcome, command: str = "", ranked: Sequence[RunStudy] = ()) -> Document:
+    """Returns the page of a study; `first` is one run with its events, and `ranked` are alternatives, best first."""
     parts: list[Part] = [
         _figures(study),
         Heading("Figures over all runs"),
         _table(QUANTILE_COLUMNS, quantile_rows(study)),
         _goodputs(study),
     ]
+    if ranked:
+        parts += [Heading("Alternatives, by time to train"), _table(RIVAL_COLUMNS, rival_rows(ranked))]
     if study.badput:
         parts += [Heading("Where the time goes"), _waterfall(study), _table(BADPUT_COLUMNS, badput_rows(study))]
     if first.events:

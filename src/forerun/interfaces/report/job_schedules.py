@@ -10,8 +10,11 @@ from rich.text import Text
 
 from forerun.answers.jobs.outcome import ClusterRequest, PolicyOutcome, in_use
 from forerun.interfaces.report.console import make_table
-from forerun.interfaces.report.page import Document, Heading, Listing, Part, Plot, Table
+from forerun.interfaces.report.drawing import short
+from forerun.interfaces.report.page import Document, Heading, Listing, Part, Plot, Table, plot_text
+from forerun.interfaces.report.page import Text as Paragraph
 from forerun.interfaces.report.page_sections import reproduce_section
+from forerun.interfaces.report.pictures import picture
 from forerun.interfaces.report.plots import axis, layout, rounded
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from forerun.interfaces.report.whole_run import duration
@@ -21,6 +24,12 @@ COLUMNS = ("policy", "mean JCT", "median", "99 %", "wait", "makespan", "use", "g
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 _MOST_POINTS = 2_000
 _HOUR_S = 3_600.0
+_LANES = 40
+"""jobs in a Gantt chart"""
+_LETTERS = 24
+"""of a job's name in it"""
+_LANE_PX, _AXIS_PX = 22, 130
+_WAITS = "#d5d9de"
 
 
 def heading(request: ClusterRequest) -> str:
@@ -136,10 +145,25 @@ def schedules_document(request: ClusterRequest, outcomes: Sequence[PolicyOutcome
     if body:
         parts.append(Table(columns, tuple(body), numeric=frozenset(range(1, len(columns)))))
     parts += [Heading("GPUs in use"), _use(request, outcomes), Heading("Completion times"), _completion(outcomes)]
+    parts.append(Heading("When jobs run"))
+    for one in outcomes:
+        parts += [Paragraph(f"{one.policy}{_of_which(one)}"), gantt(one)]
     if request.notes:
         parts.append(Listing(request.notes))
     parts += reproduce_section(command, {}, "", ())
     return Document(heading(request), subtitle(request), tuple(parts))
+
+
+def schedules_pictures(request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> dict[str, bytes]:
+    """Returns the plots of the page as PNG files by name. Needs matplotlib."""
+    found = {
+        "gpus-in-use": picture("GPUs in use", _use(request, outcomes), note=heading(request)),
+        "completion-times": picture("Completion times", _completion(outcomes), note=heading(request)),
+    }
+    for one in outcomes:
+        title = f"When jobs run under {one.policy}{_of_which(one)}"
+        found[f"jobs-{one.policy}"] = picture(title, gantt(one), note=heading(request))
+    return found
 
 
 def _use(request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> Plot:
@@ -164,6 +188,40 @@ def _completion(outcomes: Sequence[PolicyOutcome]) -> Plot:
     said = "; ".join(f"{one.policy}: median {duration(one.jct_s(0.5))}" for one in outcomes)
     x = axis("hours from submission to end (logarithmic)", type="log")
     return Plot(data, layout(x, axis("share of jobs that ended, %")), f"Completion times of jobs; {said}")
+
+
+def _of_which(one: PolicyOutcome) -> str:
+    return f": the {_LANES} jobs with the most GPU time of {len(one.jobs):,}" if len(one.jobs) > _LANES else ""
+
+
+def gantt(one: PolicyOutcome) -> Plot:
+    """Shows when each job waits and runs; of many jobs those with the most GPU time, in the order of submission."""
+    largest = sorted(one.jobs, key=lambda job: -job.job.gpus * job.job.duration_s)[:_LANES]
+    jobs = sorted(largest, key=lambda job: job.job.submit_s)
+    lanes = [plot_text(f"{short(job.job.name, _LETTERS)} ({job.job.gpus:,})") for job in jobs]
+    lanes = [f"{lane}<br>#{i + 1}" if lanes.count(lane) > 1 else lane for i, lane in enumerate(lanes)]
+    waits = [(lane, job.job.submit_s, job.end_s) for lane, job in zip(lanes, jobs, strict=True)]
+    runs = [(lane, *period) for lane, job in zip(lanes, jobs, strict=True) for period in job.ran]
+    data = [_periods("waits", waits, _WAITS), _periods("runs", runs, BLUE)]
+    about = f"Periods in which {len(jobs):,} jobs run under {one.policy}, {len(runs):,} in all; GPUs in brackets"
+    y = axis("", type="category", categoryarray=lanes, autorange="reversed", fixedrange=True)
+    x = axis("hours since the first job", rangemode="tozero")
+    return Plot(data, layout(x, y, barmode="overlay", bargap=0.2), about, _LANE_PX * len(lanes) + _AXIS_PX)
+
+
+def _periods(name: str, periods: Sequence[tuple[str, float, float]], colour: str) -> dict[str, Any]:
+    """Returns bars of (lane, begin, end in seconds)."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [lane for lane, _, _ in periods],
+        "x": rounded([(end_s - begin_s) / _HOUR_S for _, begin_s, end_s in periods]),
+        "base": rounded([begin_s / _HOUR_S for _, begin_s, _ in periods]),
+        "marker": {"color": colour},
+        "customdata": [f"{duration(begin_s)} to {duration(end_s)}" for _, begin_s, end_s in periods],
+        "hovertemplate": f"%{{y}} {name}: %{{customdata}}<extra></extra>",
+    }
 
 
 def _colours(outcomes: Sequence[PolicyOutcome]) -> list[str]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from forerun.answers.goodput.outcome import MEASURED_AS, Outcome, Spent
 from forerun.answers.goodput.study import Quantiles, RunStudy
 from forerun.interfaces.report.console import make_table, print_title
-from forerun.interfaces.report.wording import dollars, percent
+from forerun.interfaces.report.wording import dollars, percent, seconds
 
 _SPENT_WORDS = {
     Spent.START: "first start",
@@ -32,6 +32,7 @@ BADPUT_COLUMNS = ("lost to", "share of time", "class of ml-goodput-measurement")
 FAILURE_COLUMNS = ("failures", "mean number")
 INTERVAL_COLUMNS = ("checkpoint interval", "every", "goodput")
 GAIN_COLUMNS = ("change", "goodput", "gain")
+RIVAL_COLUMNS = ("alternative", "GPUs", "step", "goodput", "time to train", "95 % below", "tokens", "cost")
 
 
 def duration(time_s: float) -> str:
@@ -103,6 +104,22 @@ def gain_rows(study: RunStudy) -> list[tuple[str, ...]]:
     return [(gain.change, percent(gain.goodput), _saved(study, gain.saved_s)) for gain in study.gains]
 
 
+def rival_rows(ranked: Sequence[RunStudy]) -> list[tuple[str, ...]]:
+    """Returns alternatives, the best first, as rows of RIVAL_COLUMNS; the step is that of the first phase."""
+    return [
+        (
+            study.request.name,
+            f"{study.request.gpus:,}",
+            seconds(study.request.phases[0].step_s),
+            percent(study.goodput.p50),
+            *(("", "") if study.finished == 0 else (duration(study.wall_s.p50), duration(study.wall_s.p95))),
+            tokens_words(study.tokens.p50),
+            "" if study.dollars is None else f"${study.dollars:,.0f}",
+        )
+        for study in ranked
+    ]
+
+
 def _saved(study: RunStudy, saved_s: float) -> str:
     sooner = "sooner" if study.finished == 1.0 else "of useful steps more"
     later = "later" if study.finished == 1.0 else "of useful steps fewer"
@@ -119,8 +136,8 @@ def cost_words(study: RunStudy) -> str:
     return ", ".join(parts)
 
 
-def print_study(out: Console, study: RunStudy) -> None:
-    """Print a study of a whole run."""
+def print_study(out: Console, study: RunStudy, ranked: Sequence[RunStudy] = ()) -> None:
+    """Print a study of a whole run, and its alternatives."""
     out.print(Text(heading(study), style="bold"))
     out.print(conditions(study), soft_wrap=True)
     out.print()
@@ -130,6 +147,7 @@ def print_study(out: Console, study: RunStudy) -> None:
     if words := cost_words(study):
         out.print(f"mean cost: {words}")
     tables = (
+        ("Alternatives, by time to train", "lrrrrrrr", RIVAL_COLUMNS, rival_rows(ranked)),
         ("Where the time goes", "lrl", BADPUT_COLUMNS, badput_rows(study)),
         ("Failures", "lr", FAILURE_COLUMNS, failure_rows(study)),
         ("Checkpoint intervals", "lrr", INTERVAL_COLUMNS, interval_rows(study)),
@@ -145,16 +163,9 @@ def print_study(out: Console, study: RunStudy) -> None:
         out.print(note, soft_wrap=True)
 
 
-def study_record(study: RunStudy) -> dict[str, Any]:
-    """Returns a study as plain data; units are in the keys."""
+def study_record(study: RunStudy, ranked: Sequence[RunStudy] = ()) -> dict[str, Any]:
+    """Returns a study and its alternatives, the best first, as plain data; units are in the keys."""
     request = study.request
-    figures = {
-        "goodput": study.goodput,
-        "ettr": study.ettr,
-        "wall_s": study.wall_s,
-        "tokens": study.tokens,
-        "failures": study.interruptions,
-    }
     return {
         "name": request.name,
         "gpus": request.gpus,
@@ -166,7 +177,7 @@ def study_record(study: RunStudy) -> dict[str, Any]:
         "seed": study.seed,
         "finished": study.finished,
         "mttf_s": None if study.mttf_s == inf else study.mttf_s,
-        **{name: {key: getattr(of, key) for key in ("p5", "p50", "p95", "mean")} for name, of in figures.items()},
+        **_quantiles(study),
         "badput": {what.value: share for what, share in study.badput.items()},
         "failures_by_kind": study.failures,
         "dollars": study.dollars,
@@ -175,8 +186,30 @@ def study_record(study: RunStudy) -> dict[str, Any]:
             {"name": each.name, "save_every_s": each.save_every_s, "goodput": each.goodput} for each in study.intervals
         ],
         "gains": [{"change": gain.change, "goodput": gain.goodput, "saved_s": gain.saved_s} for gain in study.gains],
+        "alternatives": [
+            {
+                "name": each.request.name,
+                "gpus": each.request.gpus,
+                "step_s": each.request.phases[0].step_s,
+                "finished": each.finished,
+                "dollars": each.dollars,
+                **_quantiles(each),
+            }
+            for each in ranked
+        ],
         "notes": list(request.notes),
     }
+
+
+def _quantiles(study: RunStudy) -> dict[str, dict[str, float]]:
+    figures = {
+        "goodput": study.goodput,
+        "ettr": study.ettr,
+        "wall_s": study.wall_s,
+        "tokens": study.tokens,
+        "failures": study.interruptions,
+    }
+    return {name: {key: getattr(of, key) for key in ("p5", "p50", "p95", "mean")} for name, of in figures.items()}
 
 
 def run_rows(outcomes: Sequence[Outcome]) -> list[Mapping[str, Any]]:
