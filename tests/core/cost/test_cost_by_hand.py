@@ -195,6 +195,7 @@ FUSED = AttentionRates(
     bytes_per_s=1e15,
     padded=2.0,
     calibrated=True,
+    element_bytes=2.0,
 )
 """round numbers, and a memory so fast that only computing counts"""
 

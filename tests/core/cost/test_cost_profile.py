@@ -103,7 +103,7 @@ def test_a_file_that_was_written_again_counts_at_once(data, tmp_path):
 def test_a_cluster_whose_profile_is_missing_is_one_line(tmp_path):
     (tmp_path / "cluster.yaml").write_text("device: {like: h100-sxm, cost_profile: mine.yaml}\n")
     with pytest.raises(
-        ForerunError, match=r"cluster\.yaml: device\.cost_profile: .*mine\.yaml cannot be read \(No such"
+        ForerunError, match=r"cluster\.yaml: device\.cost_profile: .*mine\.yaml: can't be read: No such"
     ):
         load_cluster(tmp_path / "cluster.yaml")
 

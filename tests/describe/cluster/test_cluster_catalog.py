@@ -375,5 +375,5 @@ def test_a_profile_that_cannot_be_read_is_named_with_the_reason(made: bool, tmp_
     if made:
         profile.mkdir()
     message = refusal(write(tmp_path, {**FULL, "device": {**INLINE, "cost_profile": "mine.yaml"}}))
-    reason = "Is a directory" if made else "No such file or directory"
-    assert message.endswith(f"device.cost_profile: {profile} cannot be read ({reason})")
+    reason = "it is a folder; give a regular file" if made else "No such file or directory"
+    assert message.endswith(f"device.cost_profile: {profile}: can't be read: {reason}")

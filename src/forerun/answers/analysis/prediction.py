@@ -80,6 +80,11 @@ class Prediction:
     shared_links_s: float = 0.0
     """seconds that the collectives and transfers of the slowest rank, hidden or not, take longer because others use the
     same links"""
+    mfu_peak: str = ""
+    """the peak that MFU and HFU divide by, in words: bf16, 989 TFLOP/s"""
+    utilization: float = 0.0
+    """share of the step that the FLOPs which kernels execute take at the peaks of their own dtypes, mean over ranks:
+    products, attention without what a mask leaves out, recurrences; at most 1"""
     init: tuple[InitStage, ...] = ()
     """memory at the stages before the first step: of a plan whose stack builds its model as PyTorch's FSDP does, or as
     a trace noted it"""

@@ -10,15 +10,17 @@ import numpy as np
 
 from forerun.answers.analysis.breakdown import breakdown_ps, exposed_s, pace_setter
 from forerun.answers.analysis.coverage import Coverage, coverage
+from forerun.answers.analysis.doubts import doubts_of_step
 from forerun.answers.analysis.explain import explain
 from forerun.answers.analysis.fold_program import Folded, fold, unfolded
 from forerun.answers.analysis.link_sharing import link_notes, shared_ps
 from forerun.answers.analysis.memory_need import MemoryNeed, memory_need
 from forerun.answers.analysis.network_use import network_use
+from forerun.answers.analysis.physics_gate import checked, utilization
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.uncertainty import band_words, memory_band, time_band
 from forerun.common.errors import ForerunError
-from forerun.common.units import GIB, PS_PER_S
+from forerun.common.units import GIB, PS_PER_S, TERA
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
 from forerun.core.engine.simulate import Timeline
@@ -38,6 +40,8 @@ from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.stack import Stack
 
+_LONGEST_STEP_S = 4e6
+"""the sum of all times of a rank; picoseconds of twice as much leave 64 bits"""
 TIGHT = "memory is full: the allocator retries, after giving back what it caches, and that time is not counted"
 """the warning of a Prediction that fits only if the allocator gives back its cache"""
 
@@ -152,6 +156,7 @@ def simulate_costed(
     rank class unless all are the cluster's. With `replays` the allocator is replayed; else reserved memory is an
     estimate.
     """
+    _refuse_endless(program, costs)
     missing = _missing(program, costs) if is_measured else None
     reduced = fold(program, costs) if folded else unfolded(program, costs)
     covered = coverage(program, costs)
@@ -169,9 +174,19 @@ def simulate_costed(
     graphs = subject.launching.compiled and subject.launching.cuda_graphs
     memory = memory_need(program, cluster, subject.stack, devices, settings, graphs)
     peak = _mean_peak(subject.precision, program, cluster, devices)
-    ran = _Ran(program, reduced, flat, timeline, memory, covered, peak, missing)
+    dtype = _peak_dtype(subject.precision, cluster.device)
+    ran = _Ran(program, reduced, flat, timeline, memory, covered, peak, dtype, missing, devices)
     prediction = _read(subject, cluster, network, ran)
     return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, ran.slowest)
+
+
+def _refuse_endless(program: Program, costs: StepCosts) -> None:
+    """Raises ForerunError if the times of a rank's ops sum to more than 64 bits of picoseconds hold."""
+    longest_s = float((op_counts(program) @ costs.duration_ps.astype(np.float64)).max(initial=0.0)) / PS_PER_S
+    if longest_s > _LONGEST_STEP_S:
+        days, most = longest_s / 86400, _LONGEST_STEP_S / 86400
+        doubt = "are the sizes of the model and the plan, and the rates of the cluster right?"
+        raise ForerunError(f"a step of {days:,.0f} days; at most {most:,.0f} are simulated; {doubt}")
 
 
 @dataclass(frozen=True)
@@ -187,8 +202,11 @@ class _Ran:
     covered: Coverage
     peak: float
     """dense peak FLOP/s that MFU divides by"""
+    peak_dtype: str
     missing: tuple[str, ...] | None
     """ops that the user's measurements lack; None where no measurements were given"""
+    devices: Sequence[Device]
+    """the device of each rank class; empty where all are the cluster's"""
 
     @cached_property
     def seconds(self) -> F64:
@@ -230,7 +248,9 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     tokens = None if subject.tokens_per_step is None else subject.tokens_per_step / subject.n_gpus
     again = counted_flops(program, (Phase.RECOMPUTE,))
-    return Prediction(
+    bubble = float((ran.seconds[:, Cause.BUBBLE] * _weights(program)).mean())
+    waits = doubts_of_step(subject.plan, bubble, step_s)
+    made = Prediction(
         model=subject.name,
         cluster=cluster.name,
         plan=subject.plan,
@@ -249,12 +269,12 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
         memory_limit_gib=memory.limit_bytes / GIB,
         fits=held.fits,
         fit_in_doubt=available < most if held.fits else least <= available,
-        warnings=((TIGHT,) if held.tight else ()) + staged + subject.warnings,
+        warnings=(*((TIGHT,) if held.tight else ()), *staged, *subject.warnings, *cluster.doubts, *waits),
         memory_by_category_gib={name: size / GIB for name, size in fullest.by_category.items()},
         peak_rank_class=fullest.rank_class,
         peak_owner=fullest.owner(program, memory.worst),
         exposed_comm_s=exposed,
-        bubble_s=float((ran.seconds[:, Cause.BUBBLE] * _weights(program)).mean()),
+        bubble_s=bubble,
         breakdown={name: value for name, value in causes.items() if value > 0},
         bottleneck=max(causes, key=lambda name: causes[name]),
         dollars_per_billion_tokens=_dollars(subject, step_s, cluster.price_per_gpu_hour),
@@ -264,7 +284,8 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
             cluster,
             subject.stack,
             memory,
-            f"{subject.model_flops_how} over the dense peak of {peak / 1e12:.0f} TFLOP/s",
+            f"{subject.model_flops_how}, attention as if nothing were masked, over the dense peak of {ran.peak_dtype},"
+            f" {peak / TERA:,.0f} TFLOP/s",
             covered,
             band_words(subject.stack, cluster, covered.share, exposed / step_s, group, subject.fell_back),
             use,
@@ -277,7 +298,10 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
         if subject.samples_per_step is None
         else subject.samples_per_step / subject.n_gpus / step_s,
         shared_links_s=shared_s,
+        mfu_peak=f"{ran.peak_dtype}, {peak / TERA:,.0f} TFLOP/s",
+        utilization=utilization(program, ran.devices or (cluster.device,), step_s),
     )
+    return checked(made, ran.missing is not None)
 
 
 def _missing(program: Program, costs: StepCosts) -> tuple[str, ...]:
@@ -300,12 +324,14 @@ def _mean_peak(precision: str, program: Program, cluster: Cluster, devices: Sequ
 
 
 def _peak(precision: str, device: Device) -> float:
-    """Returns the dense peak FLOP/s of a device's 16-bit matrix unit, also for fp8 runs, as frameworks report MFU."""
+    return device.peak_flops[_peak_dtype(precision, device)]
+
+
+def _peak_dtype(precision: str, device: Device) -> str:
+    """Returns the dtype of the dense peak that MFU divides by: 16 bits also for fp8 runs, as frameworks report it."""
     wanted = precision if precision in ("fp32", "tf32", "fp16") else "bf16"
-    for dtype in (wanted, "bf16", "fp16"):
-        if dtype in device.peak_flops:
-            return device.peak_flops[dtype]
-    return max(device.peak_flops.values())
+    known = (dtype for dtype in (wanted, "bf16", "fp16") if dtype in device.peak_flops)
+    return next(known, max(device.peak_flops, key=lambda dtype: device.peak_flops[dtype]))
 
 
 def _weights(program: Program) -> F64:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from forerun.answers.analysis.doubts import doubts_of_input
 from forerun.answers.analysis.kinds import check_kinds, joined_costs, with_network_of
 from forerun.answers.analysis.reading import Simulation, Subject, simulate_costed
 from forerun.answers.analysis.setup import RankKind, Setup
@@ -149,7 +150,7 @@ def _subject(setup: Setup) -> Subject:
         sample=sample,
         samples_per_step=None if sample is None else setup.samples_per_step,
         notes=_notes(setup),
-        warnings=model.notes,
+        warnings=(*model.notes, *doubts_of_input(model, plan)),
     )
 
 

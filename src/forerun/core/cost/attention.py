@@ -26,6 +26,7 @@ from forerun.core.program.types import F64, I64
 from forerun.describe.cluster.types import Device
 from forerun.describe.kernels.attention import fused_kernel
 
+FOUR_BYTES = ("fp32", "tf32")
 _US = 1e-6
 
 
@@ -46,6 +47,12 @@ class AttentionRates:
     padded: float
     """head size that the kernel computes on divided by the real one"""
     calibrated: bool
+    element_bytes: float
+
+
+def two_byte_unit(device: Device) -> str:
+    """Returns the dtype of the device's matrix unit for elements of 2 bytes; that of fp32 where it has none."""
+    return next((dtype for dtype in ("bf16", "fp16") if dtype in device.peak_flops), "fp32")
 
 
 def _at(table: dict[int, AttentionEntry], head_dim: float) -> AttentionEntry:
@@ -73,11 +80,16 @@ def _at(table: dict[int, AttentionEntry], head_dim: float) -> AttentionEntry:
 
 
 @lru_cache(maxsize=1024)
-def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile | None = None) -> AttentionRates:
+def attention_rates(
+    device: Device, kernel: str, head_dim: int, profile: Profile | None = None, dtype: str = "bf16"
+) -> AttentionRates:
     """Returns the constants of `kernel` at `head_dim` on `device`; `profile` replaces the device's own.
+
+    Kernels of 4-byte elements reach the same share of the peak of their `dtype` as those of 2 bytes do of theirs.
 
     Raises:
         UnknownName: there is no such fused kernel.
+        ForerunError: the device has no unit of `dtype`.
     """
     profile = profile or load_profile(device.cost_profile)
     found = fused_kernel(kernel)
@@ -85,7 +97,8 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
     padded = -(-head_dim // found.head_dim_multiple) * found.head_dim_multiple
     entry = _at(profile.attention.head_dim, padded)
     forward, backward = rate.at(padded)
-    peak = device.peak(next((dtype for dtype in ("bf16", "fp16") if dtype in device.peak_flops), "fp32"))
+    wide = dtype in FOUR_BYTES
+    peak = device.peak(dtype if wide else two_byte_unit(device))
     return AttentionRates(
         flops_per_s=entry.p_tflops / profile.reference.peak_tflops["bf16"] * peak * forward,
         peak_flops_per_s=peak,
@@ -97,7 +110,8 @@ def attention_rates(device: Device, kernel: str, head_dim: int, profile: Profile
         slowdown_tau_s=entry.slowdown_tau_us * _US,
         bytes_per_s=profile.attention.hbm_fraction * device.memory_bytes_per_s,
         padded=padded / head_dim,
-        calibrated=profile.calibrated and head_dim in profile.attention.head_dim and not rate.stands_in,
+        calibrated=profile.calibrated and head_dim in profile.attention.head_dim and not (rate.stands_in or wide),
+        element_bytes=4.0 if wide else kernel_constants().attention.element_bytes,
     )
 
 
@@ -121,7 +135,7 @@ def attention_s(shape: Attention[I64] | Attention[F64], rates: AttentionRates, s
     slower = 1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s)
     work = per_key * (keys + rates.extra_keys) * slower
     tail = rates.tail_rows * per_pair * (seq_kv + rates.extra_keys)
-    traffic = constants.element_bytes * batch * (seq_q * heads + seq_kv * shape.kv_heads) * width / rates.bytes_per_s
+    traffic = rates.element_bytes * batch * (seq_q * heads + seq_kv * shape.kv_heads) * width / rates.bytes_per_s
     traffic = traffic * np.where(is_backward, constants.backward_passes, 1.0)
     time: F64 = rates.launch_s + ((work + tail) ** 4 + traffic**4) ** 0.25
     return time

@@ -103,12 +103,12 @@ def gemm_in_steps(device: Device, dtype: str) -> tuple[GemmRates, float]:
 
 
 @lru_cache(maxsize=1024)
-def attention_in_steps(device: Device, kernel: str, head_dim: int) -> tuple[AttentionRates, float]:
+def attention_in_steps(device: Device, kernel: str, head_dim: int, dtype: str = "bf16") -> tuple[AttentionRates, float]:
     """Returns the constants of an attention kernel in a long step, and the factor on its rate (`gemm_in_steps`).
 
     Raises UnknownName if there is no such fused kernel.
     """
-    return _in_steps(attention_rates(device, kernel, head_dim), device, _STANDS_FOR_ALL)
+    return _in_steps(attention_rates(device, kernel, head_dim, dtype=dtype), device, _STANDS_FOR_ALL)
 
 
 def _in_steps(rates: Rates, device: Device, dtype: str) -> tuple[Rates, float]:

@@ -8,8 +8,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from forerun.common.errors import ForerunError
 from forerun.common.units import PS_PER_S
-from forerun.core.cost.attention import attention_s
+from forerun.core.cost.attention import FOUR_BYTES, attention_s, two_byte_unit
 from forerun.core.cost.clock import attention_in_steps, gemm_in_steps
 from forerun.core.cost.convolution import convolution_s
 from forerun.core.cost.gemm import gemm_s
@@ -26,6 +27,9 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.describe.cluster.types import Cluster, Device, KernelRates
+
+_LONGEST_S = 4e6
+"""picoseconds of a longer time leave 64 bits"""
 
 
 def on_topology(network: Network, cluster: Cluster, n_gpus: int) -> OnTopology:
@@ -73,6 +77,12 @@ def durations_ps(
         time_s[rows], covered[rows] = _COSTS[kind](ops, rows, run)
     if not load_profile(cluster.device.cost_profile).calibrated:
         covered[~ops.is_delay] = 0.0
+    beyond = np.flatnonzero(~(time_s < _LONGEST_S))
+    if len(beyond):
+        raise ForerunError(
+            f"{ops.name[beyond[0]]} takes {time_s[beyond[0]]:.3g} s on {cluster.name}; at most {_LONGEST_S:.3g} s are"
+            " simulated; are the sizes of the model and the plan, and the rates of the cluster right?"
+        )
     return np.rint(time_s * PS_PER_S).astype(np.int64), covered
 
 
@@ -107,18 +117,19 @@ def _gemms(ops: OpTable, rows: I64, run: _Run) -> _Costs:
 
 def _attention(ops: OpTable, rows: I64, run: _Run) -> _Costs:
     time_s, covered, rates = np.zeros(len(rows)), np.zeros(len(rows)), run.rates
-    for kernel, of_kernel in _same(ops.kernel, rows).items():
-        head_dims = ops.attention(rows[of_kernel]).head_dim
-        for head_dim in np.unique(head_dims).tolist():
-            places = of_kernel[head_dims == head_dim]
-            constants, clock = attention_in_steps(run.device, kernel, head_dim)
-            shape = ops.attention(rows[places])
-            speed = clock * rates.attention * np.where(shape.backward, rates.attention_backward, 1.0)
-            time_s[places] = attention_s(shape, constants, speed)
-            covered[places] = (
-                _within(kernel_constants().attention.calibrated_lengths, shape.seq_q, shape.seq_kv)
-                * constants.calibrated
-            )
+    dims, alike = ops.attention(rows).head_dim.tolist(), dict[tuple[str, int, str], list[int]]()
+    for place, row in enumerate(rows.tolist()):
+        dtype = ops.dtype[row] if ops.dtype[row] in FOUR_BYTES else "bf16"
+        alike.setdefault((ops.kernel[row], dims[place], dtype), []).append(place)
+    for (kernel, head_dim, dtype), some in alike.items():
+        places = np.array(some)
+        constants, clock = attention_in_steps(run.device, kernel, head_dim, dtype)
+        shape = ops.attention(rows[places])
+        speed = clock * rates.attention * np.where(shape.backward, rates.attention_backward, 1.0)
+        time_s[places] = attention_s(shape, constants, speed)
+        covered[places] = (
+            _within(kernel_constants().attention.calibrated_lengths, shape.seq_q, shape.seq_kv) * constants.calibrated
+        )
     return time_s, covered
 
 
@@ -129,17 +140,13 @@ def _within(measured: tuple[int, int], *sizes: I64) -> F64:
 
 
 def _scans(ops: OpTable, rows: I64, run: _Run) -> _Costs:
-    architecture, peak = run.device.architecture, run.device.peak(_wide(run.device))
+    architecture, peak = run.device.architecture, run.device.peak(two_byte_unit(run.device))
     rates = np.array([scan_rates(ops.kernel[row]).on(architecture) for row in rows.tolist()])
     rate = rates * peak * run.rates.attention
     moved = ops.bytes_read[rows] + ops.bytes_written[rows]
     memory = memory_rates(run.device)
     traffic = memory_bound_s(moved, ops.launches[rows], memory, run.rates.memory)
     return np.maximum(ops.flops[rows] / rate + ops.launches[rows] * memory.launch_s, traffic), 0.0
-
-
-def _wide(device: Device) -> str:
-    return next((dtype for dtype in ("bf16", "fp16") if dtype in device.peak_flops), "fp32")
 
 
 def _memory_bound(ops: OpTable, rows: I64, run: _Run) -> _Costs:

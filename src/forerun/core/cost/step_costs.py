@@ -15,6 +15,7 @@ from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.link_demand import link_demand
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.op_costs import durations_ps, on_topology
+from forerun.core.cost.physics import refuse_faster
 from forerun.core.cost.recorded import recorded_ps
 from forerun.core.engine.sharing import LinkDemand
 from forerun.core.network.host_path import host_path_s_per_byte
@@ -114,6 +115,7 @@ def step_costs(
     least_ps = _host_path_ps(ops, groups, cluster, n_gpus) if on_links else np.zeros(len(ops), np.int64)
     duration = np.maximum(duration, least_ps)
     lacks: Mapping[int, str] = {}
+    unbound = np.zeros(len(ops), np.bool_)
     issue_ps = ops.launches.astype(np.int64) * _issue_ps(stack, launching, len(ops))
     issue_ps += _module_ps(ops, stack, launching, cluster)
     known = np.zeros(len(ops), np.bool_)
@@ -122,7 +124,7 @@ def step_costs(
         known = ~np.isnan(found.time_s)
         duration[known] = np.rint(found.time_s[known] * PS_PER_S).astype(np.int64)
         calibrated[known] = found.inside[known]
-        lacks = found.lacks
+        lacks, unbound = found.lacks, known
     unknown: I64 | None = None
     if pattern is not None:
         rows = priced_rows(ops, groups, pattern)
@@ -132,6 +134,7 @@ def step_costs(
         if pattern.as_nccl:
             duration[rows] = np.maximum(duration[rows], least_ps[rows])
         unknown = None if pattern.as_nccl else rows
+        unbound[rows] = True
         if pattern.everything:
             issue_ps[rows] = 0
         lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
@@ -141,6 +144,7 @@ def step_costs(
         replayed = (times_ps >= 0) & ~known
         duration[replayed], calibrated[replayed] = times_ps[replayed], 1.0
         unknown = np.flatnonzero(replayed) if unknown is None else np.union1d(np.flatnonzero(replayed), unknown)
+    refuse_faster(ops, groups, cluster, duration, unbound | replayed, on_links, rates.network)
     kernel = ops.is_compute & ~replayed
     launches = ops.launches.astype(np.int64)
     gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us

@@ -14,6 +14,7 @@ from math import prod
 from typing import Literal
 
 from forerun.common.errors import ForerunError
+from forerun.describe.model.spec import MOST_LAYERS
 
 LayerType = Literal["conv2d", "linear", "attention", "norm", "embedding", "pool", "activation", "add", "custom"]
 INPUT = "input"
@@ -224,6 +225,8 @@ class LayeredModel:
         """Raises ForerunError for no layers, a repeated layer_id, or a layer whose input is missing or doesn't fit."""
         if not self.layers:
             raise ForerunError(f"{self.name}: the model has no layers; add one")
+        if len(self.layers) > MOST_LAYERS:
+            raise ForerunError(f"{self.name}: {len(self.layers):,} layers; at most {MOST_LAYERS:,} are simulated")
         shapes: dict[str, tuple[int, ...]] = {INPUT: self.layers[0].input_shape}
         before = INPUT
         for layer in self.layers:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from forerun.common.errors import ForerunError
 from forerun.describe.model.scan import ScanSpec
 
+MOST_LAYERS = 4096
+"""several times those of the deepest published model"""
 Mlp = Literal["swiglu", "geglu", "gelu", "relu", "relu2"]
 Norm = Literal["rmsnorm", "layernorm"]
 NormPlace = Literal["before", "after", "both"]
@@ -168,6 +170,8 @@ class ModelSpec:
     """what the model's file says and nothing here uses, in sentences"""
 
     def __post_init__(self) -> None:
+        if self.n_layers > MOST_LAYERS:
+            raise ForerunError(f"model {self.name}: {self.n_layers:,} layers; at most {MOST_LAYERS:,} are simulated")
         for key in ("n_layers", "hidden", "vocab"):
             if getattr(self, key) < 1:
                 raise ForerunError(f"model {self.name}: {key} must be at least 1, got {getattr(self, key)}")

@@ -42,6 +42,7 @@ from forerun.describe.plan.training_rules import (
     unfit_reference,
     unfit_reference_why,
 )
+from forerun.describe.plan.work_rules import too_much_work, too_much_work_why
 from forerun.describe.stacks.catalog import load_stack
 
 AnyModel = ModelSpec | LayeredModel
@@ -419,6 +420,7 @@ def _layers_optimizer_why(model: LayeredModel, plan: Plan, cluster: Cluster) -> 
 
 
 LAYERED_RULES: tuple[Rule[LayeredModel], ...] = (
+    Rule("too large to simulate", too_much_work, too_much_work_why),
     Rule("more GPUs than the cluster joins", _too_many, _too_many_why),
     Rule("precision that the device lacks", _precision, _precision_why),
     Rule("needs a transformer", _layers_only, _layers_only_why),
@@ -430,6 +432,7 @@ LAYERED_RULES: tuple[Rule[LayeredModel], ...] = (
 """rules of models given layer by layer"""
 
 RULES: tuple[Rule[ModelSpec], ...] = (
+    Rule("too large to simulate", too_much_work, too_much_work_why),
     Rule("more GPUs than the cluster joins", _too_many, _too_many_why),
     Rule("precision that the device lacks", _precision, _precision_why),
     Rule("autocast of other weights than fp32", _autocast, _autocast_why),

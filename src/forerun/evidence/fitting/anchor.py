@@ -14,7 +14,7 @@ import numpy as np
 
 from forerun.answers.analysis.predict import is_worth_folding
 from forerun.answers.analysis.setup import Setup
-from forerun.answers.analysis.simulate_setup import prepare
+from forerun.answers.analysis.simulate_setup import prepare, simulate_setup
 from forerun.core.program.types import F64
 from forerun.describe.cluster.types import Cluster, KernelRates
 from forerun.evidence.fitting.constants import What, changed, load_registry
@@ -22,6 +22,8 @@ from forerun.evidence.fitting.posterior import load_posterior
 from forerun.evidence.fitting.update import most_probable, most_telling
 
 _STEP = 0.02
+_FAR = 3.0
+"""times that a measured step may differ from the predicted one before the units are in doubt"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,18 @@ def anchored_rates(anchors: Sequence[Anchor]) -> KernelRates:
     slopes = np.array([_slopes(log_time, len(whats)) for log_time in times])
     first = errors(np.zeros(len(whats)))
     return rates_of(whats, most_probable(errors, first, slopes, covariance, registry.anchor.noise))
+
+
+def far_off(anchor: Anchor, place: str) -> tuple[str, ...]:
+    """Returns a line, naming `place`, if the measured time is far from the predicted one; else nothing.
+
+    Raises ForerunError as `predict` does.
+    """
+    predicted_s = simulate_setup(anchor.setup).prediction.step_time_s
+    if max(predicted_s, anchor.measured_s) < _FAR * min(predicted_s, anchor.measured_s):
+        return ()
+    times = f"measured {anchor.measured_s:.4g} s, predicted {predicted_s:.4g} s"
+    return (f"{place}: {times}; are the unit, the plan and the batch those of the run?",)
 
 
 def best_anchor(setups: Sequence[Setup]) -> int:

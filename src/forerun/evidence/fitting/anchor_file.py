@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.complete import LAYERED, complete_plan
 from forerun.describe.plan.fields import plan_fields
-from forerun.evidence.fitting.anchor import Anchor, anchored, anchored_rates
+from forerun.evidence.fitting.anchor import Anchor, anchored, anchored_rates, far_off
 
 _MEASURED = ("step_time_s", "tokens_per_s_per_gpu")
 _RUN = ("model", "cluster", "gpus", "global_batch")
@@ -40,12 +41,13 @@ def anchored_by_file(path: Path, model: ModelSpec | LayeredModel, cluster: Clust
         raise ForerunError(f"{path}: expected the keys of one step, or nothing but {ANCHORS}, a list of steps")
     places = [f"{path}: {ANCHORS}[{i}]" if len(entries) > 1 else str(path) for i in range(len(entries))]
     anchors = [_anchor(entry, place, model, cluster, stack) for entry, place in zip(entries, places, strict=True)]
-    return anchored(cluster, anchored_rates(anchors))
+    doubts = tuple(line for anchor, place in zip(anchors, places, strict=True) for line in far_off(anchor, place))
+    return replace(anchored(cluster, anchored_rates(anchors)), doubts=doubts)
 
 
 def _anchor(entry: Any, place: str, model: ModelSpec | LayeredModel, cluster: Cluster, stack: str | None) -> Anchor:
     if not isinstance(entry, Mapping):
-        raise ForerunError(f"{place}: expected the fields of a plan and a measured time, got {entry!r}")
+        raise ForerunError(f"{place}: expected the fields of a plan and a measured time, got {entry!r:.60}")
     own = {str(key): value for key, value in entry.items()}
     measured = {name: _positive(f"{place}: {name}", own.pop(name)) for name in _MEASURED if name in own}
     if len(measured) != 1:

@@ -19,6 +19,7 @@ from forerun.common.shipped import shipped
 from forerun.common.units import GIGA, TERA
 from forerun.core.cost.attention import AttentionRates, attention_s
 from forerun.core.cost.gemm import GemmRates, gemm_s
+from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.profile import AttentionEntry, GemmEntry
 from forerun.core.network.constants import NodeOp, fabrics
 from forerun.core.network.lines import N_LINES, Lines, smooth_minimum_s
@@ -209,6 +210,7 @@ def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
         tail_rows=entry.tail * 128 * peaks.multiprocessors,
         slowdown=entry.slowdown,
         slowdown_tau_s=entry.slowdown_tau_us * _US,
+        element_bytes=kernel_constants().attention.element_bytes,
         bytes_per_s=_starts().attention_hbm_fraction * peaks.hbm_gb_s * GIGA,
         padded=1.0,
         calibrated=True,

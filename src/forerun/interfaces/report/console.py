@@ -207,7 +207,8 @@ def _figures(prediction: Prediction) -> Table:
     rows = [
         ("step time", bands.step_time(prediction)),
         _pace(prediction),
-        ("MFU, HFU", f"{bands.mfu(prediction)}, {percent(prediction.hfu)}"),
+        ("MFU, HFU", f"{bands.mfu(prediction)}, {percent(prediction.hfu)} of {prediction.mfu_peak}"),
+        ("utilization", f"{percent(prediction.utilization)} of the peaks of the dtypes that kernels run in"),
         (
             "peak memory",
             f"{prediction.peak_allocated_gib:.1f} GiB allocated, {bands.reserved(prediction)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forerun.core.program.kinds import Attention
 from forerun.describe.kernels.attention import attention_kernel
+from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.queries_keys_values import attention_bytes, query_names
 from forerun.sources.symbolic.shapes import ceil_div
@@ -44,9 +45,10 @@ def kernel_op(
         seq_kv, causal = indexer.top_k, False
     sizes = (batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, int(causal))
     forward, backward = (Attention(*sizes, backward=turn, v_head_dim=s.v_head_dim) for turn in (0, 1))
+    size = DTYPE_BYTES[kernels.wide_dtype]
     return (
-        add("attention.kernel", forward, kernel, kernels.wide_dtype, share=share),
-        add("attention.kernel.backward", backward, kernel, kernels.wide_dtype, share=share),
+        add("attention.kernel", forward, kernel, kernels.wide_dtype, size, share=share),
+        add("attention.kernel.backward", backward, kernel, kernels.wide_dtype, size, share=share),
     )
 
 
