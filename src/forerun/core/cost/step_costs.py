@@ -124,7 +124,7 @@ def step_costs(
         known = ~np.isnan(found.time_s)
         duration[known] = np.rint(found.time_s[known] * PS_PER_S).astype(np.int64)
         calibrated[known] = found.inside[known]
-        lacks, unbound = found.lacks, known
+        lacks, unbound = found.lacks, known.copy()
     unknown: I64 | None = None
     if pattern is not None:
         rows = priced_rows(ops, groups, pattern)
