@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import NamedTuple
 
+from forerun.common.admission import parse_json
+from forerun.common.errors import ForerunError
 from forerun.core.program.types import Collective
 from forerun.sources.profile.event_keys import Key
 from forerun.sources.profile.profile import I64, Profile
@@ -96,8 +97,8 @@ def _text(profile: Profile, number: float) -> str:
 def _members(text: str) -> tuple[int, ...]:
     """Returns the ranks that a text lists; none where it is cut short."""
     try:
-        ranks = json.loads(text)
-    except ValueError:
+        ranks = parse_json(text, "ranks")
+    except ForerunError:
         return ()
     whole = isinstance(ranks, list) and all(isinstance(rank, int) and rank >= 0 for rank in ranks)
     return tuple(sorted(set(ranks))) if whole else ()
