@@ -26,6 +26,8 @@ from forerun.common.native.library import FOLDER, library, machine, stamp
 from forerun.common.native.shim import shim_of
 from forerun.common.native.signatures import SIGNATURES
 
+_BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
 
 def build(folder: Path, signatures: dict[str, list[dict[str, Any]]], compiling: Callable[..., Any] = map) -> list[str]:
     """Writes the index and one object file for each of `signatures` (see signatures.json) into `folder`.
@@ -65,7 +67,7 @@ def _compiled(named: tuple[str, dict[str, Any]]) -> _Compiled:
     name, variant = named
     module, _, function = name.partition(":")
     shim = shim_of(getattr(import_module(module), function).dispatcher, variant["arguments"], variant["result"])
-    compiled: Any = partial(numba.njit, no_cpython_wrapper=True, no_cfunc_wrapper=True)("int64(int64)")(shim)
+    compiled: Any = partial(numba.njit, "int64(int64)", **_BARE)()(shim)
     (made,) = compiled.overloads.values()
     called = {function.name for function in made.library._final_module.functions if function.is_declaration}
     return _Compiled(made.library._get_compiled_object(), made.fndesc.llvm_func_name, set(filter(_is_missing, called)))
@@ -88,10 +90,11 @@ def _runtime() -> tuple[bytes, set[str]]:
     return target.emit_object(module), {function.name for function in module.functions}
 
 
-def _for_every_processor() -> None:
-    """Makes numba write what every processor of this architecture runs."""
-    settings: Any = numba.config
-    settings.CPU_NAME, settings.CPU_FEATURES = "generic", ""
+def _prepare() -> None:
+    """Makes numba write code for every processor of this architecture, and no functions that Python could call."""
+    settings: Any = numba
+    settings.config.CPU_NAME, settings.config.CPU_FEATURES = "generic", ""
+    settings.njit = partial(numba.njit, **_BARE)
 
 
 def main() -> None:
@@ -99,7 +102,7 @@ def main() -> None:
     if library() is not None:
         return
     signatures = json.loads(SIGNATURES.read_bytes())
-    pool = ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_for_every_processor)
+    pool = ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_prepare)
     with TemporaryDirectory(dir=FOLDER.parent) as folder, pool:
         for line in build(Path(folder), signatures, pool.map):
             print(line, file=sys.stderr)
