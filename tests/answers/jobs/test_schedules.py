@@ -17,6 +17,7 @@ from forerun.answers.jobs.outcome import PolicyOutcome, in_use
 from forerun.answers.jobs.placement import PLACERS, Shape
 from forerun.answers.jobs.policies import POLICIES, Queue, policy
 from forerun.answers.jobs.schedule import schedule
+from forerun.answers.jobs.simulation import Terms
 from forerun.common.errors import ForerunError, UnknownName
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden_sched" / "tiresias"
@@ -169,7 +170,8 @@ def test_the_group_that_used_least_goes_first():
 def test_a_preempted_job_loses_what_a_restart_costs():
     jobs = [Job("long", 4, 0, 100), Job("short", 4, 10, 10)]
     free, paid = (
-        {one.job.name: one.end_s for one in schedule(jobs, Shape(1, 1, 4), "srtf", resume_s=cost)} for cost in (0, 5)
+        {one.job.name: one.end_s for one in schedule(jobs, Shape(1, 1, 4), "srtf", terms=Terms(resume_s=cost))}
+        for cost in (0, 5)
     )
     assert free == {"short": 20, "long": 110}
     assert paid == {"short": 20, "long": 115}
@@ -214,7 +216,7 @@ FAILING = NodeFailures(per_1000_node_days=2e5, repair_s=50.0, checkpoint_s=10.0,
 @settings(max_examples=10, deadline=None)
 @given(jobs=job_lists)
 def test_jobs_whose_nodes_fail_go_on_from_their_checkpoints(name, jobs):
-    done = schedule(jobs, SHAPE, name, "packed", failures=FAILING)
+    done = schedule(jobs, SHAPE, name, "packed", Terms(failures=FAILING))
     assert {one.job.name for one in done} == {job.name for job in jobs}
     assert max(in_use(done)[1]) <= SHAPE.total
     for one in done:
@@ -227,22 +229,22 @@ def test_a_failed_node_stops_its_job_and_is_away_until_it_is_repaired():
     rare = NodeFailures(per_1000_node_days=1e6, repair_s=1e4, checkpoint_s=10.0)
     (at_s, node), (next_s, _) = itertools.islice(rare.draw(2), 2)
     jobs = [Job("a", 2, 0, at_s + 5.0), Job("b", 4, 0, at_s + 5.0)]
-    done = {one.job.name: one for one in schedule(jobs, Shape(1, 2, 4), "first-fit", "packed", failures=rare)}
+    done = {one.job.name: one for one in schedule(jobs, Shape(1, 2, 4), "first-fit", "packed", Terms(failures=rare))}
     hit = done["ab"[node]]
     assert hit.ran[0] == (0.0, at_s)
     assert hit.failures >= 1
     assert PolicyOutcome("first-fit", tuple(done.values()), 8).goodput < 1.0
     assert next_s > at_s
     with pytest.raises(ForerunError, match="choose placement packed or spread"):
-        schedule(jobs, Shape(1, 2, 4), "fifo", failures=rare)
+        schedule(jobs, Shape(1, 2, 4), "fifo", terms=Terms(failures=rare))
 
 
 def test_a_group_never_has_more_than_its_quota():
     jobs = [Job(f"a{i}", 2, 0, 10, "a") for i in range(3)] + [Job("b0", 2, 5, 10, "b")]
-    done = schedule(jobs, Shape(1, 1, 8), "fair-share", quotas={"a": 4})
+    done = schedule(jobs, Shape(1, 1, 8), "fair-share", terms=Terms(quotas={"a": 4}))
     assert {one.job.name: one.start_s for one in done} == {"a0": 0, "a1": 0, "a2": 10, "b0": 5}
     with pytest.raises(ForerunError, match="more than the quota of group a"):
-        schedule([Job("wide", 6, 0, 1, "a")], Shape(1, 1, 8), "fair-share", quotas={"a": 4})
+        schedule([Job("wide", 6, 0, 1, "a")], Shape(1, 1, 8), "fair-share", terms=Terms(quotas={"a": 4}))
 
 
 def test_gittins_runs_the_job_that_is_likeliest_to_end():

@@ -136,5 +136,5 @@ def test_a_file_says_failures_and_quotas(tmp_path):
     said = {"per_1000_node_days": 6.5, "repair_hours": 2, "checkpoint_minutes": 30, "seed": 7}
     data = {"nodes": 2, "jobs": [{"name": "a", "gpus": 1, "duration_s": 1}], "failures": said, "quotas": {"x": 4}}
     request = cluster_of(data, "x")
-    assert request.failures == NodeFailures(6.5, 7200.0, 1800.0, 7)
-    assert request.quotas == {"x": 4}
+    assert request.terms.failures == NodeFailures(6.5, 7200.0, 1800.0, 7)
+    assert request.terms.quotas == {"x": 4}

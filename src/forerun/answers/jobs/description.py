@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +11,13 @@ import numpy as np
 from pydantic import Field
 
 from forerun.answers.analysis.predict import predict
+from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.failures import NodeFailures
-from forerun.answers.jobs.job import Job, Scheduled
+from forerun.answers.jobs.job import Job, Scheduled, Traffic
 from forerun.answers.jobs.placement import PLACERS, Shape
 from forerun.answers.jobs.policies import POLICIES
 from forerun.answers.jobs.schedule import schedule
+from forerun.answers.jobs.simulation import USUAL, Terms
 from forerun.answers.jobs.trace_file import read_jobs
 from forerun.answers.jobs.unlike_description import UNLIKE, UnlikeRequest, unlike_cluster_of
 from forerun.common.errors import ForerunError, UnknownName
@@ -48,6 +50,8 @@ class JobEntry(Entry):
     submit_s: NotNegative = 0.0
     duration_s: Positive | None = None
     plan: PlannedEntry | None = None
+    step_s: Positive | None = None
+    network_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     group: str = ""
     priority: int = 0
 
@@ -72,6 +76,14 @@ class FailuresEntry(Entry):
     seed: int = 0
 
 
+class NetworkEntry(Entry):
+    """Links that jobs share; those whose step is known slow each other there."""
+
+    oversubscription: Positive = 1.0
+    shared_nics: bool = False
+    shifts: bool = False
+
+
 class ClusterEntry(Entry):
     """The whole file."""
 
@@ -87,6 +99,7 @@ class ClusterEntry(Entry):
     resume_s: NotNegative = 0.0
     failures: FailuresEntry | None = None
     quotas: dict[str, Count] = Field(default_factory=dict)
+    network: NetworkEntry | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +111,8 @@ class JobsRequest:
     jobs: tuple[Job, ...]
     policies: tuple[str, ...]
     placement: str
-    resume_s: float
+    terms: Terms = USUAL
     notes: tuple[str, ...] = ()
-    failures: NodeFailures | None = None
-    quotas: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:
@@ -115,15 +126,14 @@ class JobsRequest:
 
     def schedule(self, policy: str) -> list[Scheduled]:
         """Returns what becomes of the jobs under a policy. Raises as `schedule` does."""
-        place = self.placement, self.resume_s
-        return schedule(self.jobs, self.shape, policy, *place, failures=self.failures, quotas=self.quotas)
+        return schedule(self.jobs, self.shape, policy, self.placement, self.terms)
 
 
 def of_trace(path: str | Path, shape: Shape) -> JobsRequest:
     """Returns the jobs of a CSV file on a cluster, with the usual policies. Raises as `read_jobs` does."""
     jobs, notes = _traced(path)
     usual = ClusterEntry(nodes=shape.nodes)
-    return JobsRequest(Path(path).stem, shape, jobs, tuple(usual.policies), usual.placement, usual.resume_s, notes)
+    return JobsRequest(Path(path).stem, shape, jobs, tuple(usual.policies), usual.placement, notes=notes)
 
 
 def check_names(policies: Sequence[str], placement: str) -> None:
@@ -168,10 +178,13 @@ def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsR
         jobs=jobs,
         policies=policies,
         placement=entry.placement,
-        resume_s=entry.resume_s,
+        terms=Terms(
+            resume_s=entry.resume_s,
+            failures=None if entry.failures is None else _failures(entry.failures),
+            quotas=entry.quotas,
+            network=None if entry.network is None else SharedNetwork(**entry.network.model_dump()),
+        ),
         notes=notes,
-        failures=None if entry.failures is None else _failures(entry.failures),
-        quotas=entry.quotas,
     )
 
 
@@ -190,13 +203,18 @@ def _traced(path: str | Path) -> tuple[tuple[Job, ...], tuple[str, ...]]:
 def _job(entry: JobEntry, place: str) -> Job:
     if (entry.duration_s is None) == (entry.plan is None):
         raise ForerunError(f"{place}: job {entry.name}: give either duration_s or plan")
-    duration_s = entry.duration_s
-    if entry.plan is not None:
+    if entry.network_share and entry.step_s is None:
+        raise ForerunError(f"{place}: job {entry.name}: network_share needs step_s")
+    if entry.plan is None:
+        assert entry.duration_s is not None
+        duration_s, step_s, share = entry.duration_s, entry.step_s or 0.0, entry.network_share
+    else:
         plan = complete_plan(entry.plan.fields, entry.gpus, entry.plan.global_batch)
         found = predict(load_model(entry.plan.model), plan, load_cluster(entry.plan.cluster))
-        duration_s = entry.plan.steps * found.step_time_s
-    assert duration_s is not None
-    return Job(entry.name, entry.gpus, entry.submit_s, duration_s, entry.group, entry.priority)
+        step_s, share = found.step_time_s, found.exposed_comm_s / found.step_time_s
+        duration_s = entry.plan.steps * step_s
+    traffic = Traffic((1.0 - share) * step_s, share * step_s) if share else None
+    return Job(entry.name, entry.gpus, entry.submit_s, duration_s, entry.group, entry.priority, traffic)
 
 
 def _drawn(entry: DrawnEntry, place: str) -> tuple[Job, ...]:

@@ -10,6 +10,14 @@ Placement = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Traffic:
+    """A step of a job that has the network to itself: it computes, then communicates between nodes."""
+
+    compute_s: float
+    network_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job that takes `duration_s` on all its GPUs at once."""
 
@@ -21,28 +29,34 @@ class Job:
     """virtual cluster or team, for fair shares"""
     priority: int = 0
     """the larger goes first under policies that ask for it"""
+    traffic: Traffic | None = None
+    """its step, where other jobs on the same links slow it"""
 
 
 class Progress:
-    """A job in a simulation. `since_s` is when it last started, and None while it waits."""
+    """A job in a simulation.
+
+    `since_s` is when it last started, and None while it waits. Since `seen_s`, when it had run for `ran_s`, it goes on
+    at `pace`, which is 1 where no other job slows it.
+    """
 
     __slots__ = (
-        *("end_s", "failures", "gpus", "job", "number", "place", "preemptions"),
-        *("ran_s", "since_s", "start_s", "version"),
+        *("end_s", "failures", "gpus", "job", "number", "pace", "place", "preemptions"),
+        *("ran_s", "seen_s", "since_s", "start_s", "version"),
     )
 
     def __init__(self, job: Job, number: int) -> None:
         self.job, self.number, self.gpus = job, number, job.gpus
         self.since_s: float | None = None
-        self.ran_s = 0.0
+        self.ran_s, self.seen_s, self.pace = 0.0, 0.0, 1.0
         self.start_s, self.end_s = inf, inf
         self.preemptions = self.failures = 0
         self.place: Placement = ()
         self.version = 0
 
     def done_s(self, now_s: float) -> float:
-        """Returns the seconds that it has run by now."""
-        return self.ran_s if self.since_s is None else self.ran_s + max(0.0, now_s - self.since_s)
+        """Returns the seconds that it has run by now, as if nothing had slowed it."""
+        return self.ran_s if self.since_s is None else self.ran_s + self.pace * max(0.0, now_s - self.seen_s)
 
     def remaining_s(self, now_s: float) -> float:
         """Returns the seconds that it still has to run."""

@@ -7,27 +7,25 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job, Progress
 from forerun.answers.jobs.placement import Counted, Placer
 from forerun.answers.jobs.policies import Now, Numbers, Ranking
-from forerun.answers.jobs.simulation import Simulation
+from forerun.answers.jobs.simulation import Simulation, Terms
 
 
 class RankedSimulation(Simulation):
     """What a policy sees of jobs lies in arrays by number, so that thousands may wait."""
 
-    def __init__(
-        self, jobs: Sequence[Job], place: Placer, rule: Ranking, resume_s: float, failures: NodeFailures | None = None
-    ) -> None:
-        super().__init__(jobs, place, resume_s, failures)
+    def __init__(self, jobs: Sequence[Job], place: Placer, rule: Ranking, terms: Terms) -> None:
+        super().__init__(jobs, place, terms)
         self.rule, self.by_number = rule, self.arriving[::-1]
         own = [each.job for each in self.by_number]
         rule.prepare(own)
         self.gpus = np.array([job.gpus for job in own], dtype=np.int64)
         self.duration_s = np.array([job.duration_s for job in own], dtype=np.float64)
         self.priority = np.array([job.priority for job in own], dtype=np.float64)
-        self.ran_s, self.since_s, self.keys = np.zeros((3, len(own)))
+        self.ran_s, self.seen_s, self.keys = np.zeros((3, len(own)))
+        self.pace = np.ones(len(own))
         self.runs = np.zeros(len(own), dtype=bool)
         self.order = np.zeros(0, dtype=np.int64)
         self.moved: list[int] = []
@@ -62,7 +60,7 @@ class RankedSimulation(Simulation):
 
     def _now(self, number: Numbers) -> Now:
         runs = self.runs[number]
-        done_s = self.ran_s[number] + np.where(runs, self.now_s - self.since_s[number], 0.0)
+        done_s = self.ran_s[number] + np.where(runs, self.pace[number] * (self.now_s - self.seen_s[number]), 0.0)
         return Now(number, self.gpus[number], self.duration_s[number], self.priority[number], done_s, runs)
 
     def _count(self) -> None:
@@ -139,8 +137,11 @@ class RankedSimulation(Simulation):
         started = super().start(job)
         if started:
             self.runs[job.number] = True
-            self.ran_s[job.number], self.since_s[job.number] = job.ran_s, self.now_s
         return started
+
+    def _expect(self, job: Progress) -> None:
+        super()._expect(job)
+        self.ran_s[job.number], self.seen_s[job.number], self.pace[job.number] = job.ran_s, job.seen_s, job.pace
 
     def _preempt(self, job: Progress) -> None:
         self.stop(job)

@@ -6,8 +6,10 @@ import heapq
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import inf
 
+from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job, Placement, Progress, Scheduled
 from forerun.answers.jobs.placement import Placer
@@ -15,22 +17,37 @@ from forerun.answers.jobs.policies import Queue
 from forerun.common.errors import ForerunError
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What holds for all jobs, whatever the policy."""
+
+    resume_s: float = 0.0
+    """seconds that a job loses when it runs again after it was stopped"""
+    failures: NodeFailures | None = None
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    """GPUs that a group may have at once, under policies that ask for it"""
+    network: SharedNetwork | None = None
+    """None: jobs don't slow each other"""
+
+
+USUAL = Terms()
+"""Jobs that lose nothing when they are stopped, on nodes that never fail"""
+
+
 class Simulation(ABC):
     """Jobs, the GPUs that they have, and the events to come. At equal times jobs end before others start."""
 
-    def __init__(
-        self, jobs: Sequence[Job], place: Placer, resume_s: float, failures: NodeFailures | None = None
-    ) -> None:
+    def __init__(self, jobs: Sequence[Job], place: Placer, terms: Terms) -> None:
         ordered = sorted(jobs, key=lambda job: job.submit_s)
         self.arriving = [Progress(job, number) for number, job in enumerate(ordered)][::-1]
-        self.place, self.resume_s, self.failures = place, resume_s, failures
+        self.place, self.resume_s, self.failures, self.network = place, terms.resume_s, terms.failures, terms.network
         self.total, self.now_s = place.shape.total, 0.0
         self.running: list[Progress] = []
         self.ends: list[tuple[float, int, int, Progress]] = []
         self.ran: dict[int, list[tuple[float, float]]] = {}
         self.ended: list[Scheduled] = []
         nodes = place.shape.switches * place.shape.nodes
-        self.to_fail: Iterator[tuple[float, int]] = iter(()) if failures is None else failures.draw(nodes)
+        self.to_fail: Iterator[tuple[float, int]] = iter(()) if self.failures is None else self.failures.draw(nodes)
         self.next_failure = next(self.to_fail, (inf, -1))
         self.repairs: list[tuple[float, int]] = []
 
@@ -71,6 +88,8 @@ class Simulation(ABC):
             while self.arriving and self.arriving[-1].job.submit_s <= self.now_s:
                 self.came(self.arriving.pop())
             look_s = self.serve()
+            if self.network is not None:
+                self._set_paces(self.network)
         return self.ended
 
     def _next_end_s(self) -> float:
@@ -96,6 +115,15 @@ class Simulation(ABC):
             self.place.take(((node, per_node),), per_node)
             heapq.heappush(self.repairs, (self.now_s + self.failures.repair_s, node))
 
+    def _set_paces(self, network: SharedNetwork) -> None:
+        """Lets each job go on as fast as the others on its links leave it."""
+        paces = network.paces(self.running, self.place.shape)
+        for job in self.running:
+            pace = paces.get(job.number, 1.0)
+            if pace != job.pace:
+                job.ran_s, job.seen_s, job.pace = job.done_s(self.now_s), self.now_s, pace
+                self._expect(job)
+
     def start(self, job: Progress) -> bool:
         """Starts a waiting job if it finds a place; returns whether it did."""
         place = self.place.place(job.gpus)
@@ -109,10 +137,14 @@ class Simulation(ABC):
             job.start_s = self.now_s
         elif self.resume_s:
             job.ran_s -= self.resume_s
-        job.since_s, job.place = self.now_s, place
-        job.end_s = self.now_s + job.remaining_s(self.now_s)
-        job.version += 1
+        job.since_s, job.seen_s, job.pace, job.place = self.now_s, self.now_s, 1.0, place
         self.running.append(job)
+        self._expect(job)
+
+    def _expect(self, job: Progress) -> None:
+        """Takes note of when a job will end at its pace."""
+        job.end_s = self.now_s + job.remaining_s(self.now_s) / job.pace
+        job.version += 1
         heapq.heappush(self.ends, (job.end_s, job.number, job.version, job))
 
     def stop(self, job: Progress) -> None:
@@ -135,17 +167,9 @@ class Simulation(ABC):
 class QueueSimulation(Simulation):
     """Jobs under a policy that starts waiting jobs and stops none."""
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        place: Placer,
-        rule: Queue,
-        resume_s: float,
-        failures: NodeFailures | None = None,
-        quotas: Mapping[str, int] | None = None,
-    ) -> None:
-        super().__init__(jobs, place, resume_s, failures)
-        self.rule, self.quotas = rule, quotas or {}
+    def __init__(self, jobs: Sequence[Job], place: Placer, rule: Queue, terms: Terms) -> None:
+        super().__init__(jobs, place, terms)
+        self.rule, self.quotas = rule, terms.quotas
         self.waiting: list[Progress] = []
 
     def came(self, job: Progress) -> None:

@@ -1,0 +1,133 @@
+"""Jobs that share links: max-min fair rates, the phases of steps, and what both do to a schedule."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.answers.jobs.contention import SharedNetwork, fair_rates, paces_together
+from forerun.answers.jobs.description import cluster_of
+from forerun.answers.jobs.job import Job, Progress, Traffic
+from forerun.answers.jobs.placement import Shape
+from forerun.answers.jobs.policies import POLICIES
+from forerun.answers.jobs.schedule import schedule
+from forerun.answers.jobs.simulation import Terms
+from forerun.common.errors import ForerunError
+
+HALF = Traffic(1.0, 1.0)
+"""a step that communicates for half of its time"""
+ONE_LINK = ((0,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("routes", "capacities", "expected"),
+    [
+        ([[0]] * 4, [1.0], [0.25] * 4),
+        ([[0]] * 2, [3.0], [1.0, 1.0]),
+        ([[0, 1], [0], [1]], [0.5, 0.6], [0.25, 0.25, 0.35]),
+        ([[0], [0], [1]], [1.0, 2.0], [0.5, 0.5, 1.0]),
+        ([], [1.0], []),
+    ],
+)
+def test_rates_are_max_min_fair(routes, capacities, expected):
+    assert fair_rates(routes, capacities) == pytest.approx(expected)
+
+
+routes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True), min_size=1, max_size=6)
+
+
+@settings(max_examples=80, deadline=None)
+@given(routes, st.lists(st.floats(0.2, 3.0), min_size=4, max_size=4))
+def test_no_rate_can_grow_without_one_that_is_no_larger(flows, capacities):
+    rates = fair_rates(flows, capacities)
+    loads = [sum(rate for rate, flow in zip(rates, flows, strict=True) if link in flow) for link in range(4)]
+    assert all(load <= room + 1e-9 for load, room in zip(loads, capacities, strict=True))
+    for rate, flow in zip(rates, flows, strict=True):
+        full = [link for link in flow if loads[link] >= capacities[link] - 1e-9]
+        others = [
+            max(each for each, other in zip(rates, flows, strict=True) if link in other) <= rate + 1e-9 for link in full
+        ]
+        assert rate >= 1.0 - 1e-9 or any(others)
+
+
+def test_two_jobs_in_phase_take_twice_as_long_to_communicate():
+    """Alone T + B = 2 s, in phase T + 2 B = 3 s each."""
+    assert paces_together((HALF, HALF), ONE_LINK, (1.0,), shifts=False) == pytest.approx((2 / 3, 2 / 3), rel=1e-6)
+
+
+def test_shifted_phases_take_as_long_as_alone_where_they_fit():
+    """The gain of CASSINI is the quotient: 1.5 here. Jobs that communicate for 60 % of their steps can't be apart."""
+    assert paces_together((HALF, HALF), ONE_LINK, (1.0,), shifts=True) == pytest.approx((1.0, 1.0), rel=1e-3)
+    often = Traffic(0.4, 0.6)
+    paces = paces_together((often, often), ONE_LINK, (1.0,), shifts=True)
+    assert 0.8 < sum(paces) / 2 <= 1 / 1.2 + 0.02
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.1, 5.0)), min_size=2, max_size=4))
+def test_a_link_never_carries_more_than_it_can(drawn):
+    steps = tuple(Traffic(*each) for each in drawn)
+    paces = paces_together(steps, ((0,),) * len(steps), (1.0,), shifts=False)
+    assert all(0.0 < pace <= 1.0 for pace in paces)
+    used = sum(
+        pace * step.network_s / (step.compute_s + step.network_s) for pace, step in zip(paces, steps, strict=True)
+    )
+    assert used <= 1.1  # the last step of a job may be under way
+
+
+def ends_of(name: str, network: SharedNetwork) -> tuple[float, float]:
+    """Three nodes of four GPUs, packed: each of two jobs has a node, and both share the third."""
+    jobs = [Job("a", 6, 0, 20, traffic=HALF), Job("b", 6, 0, 40, traffic=HALF)]
+    done = {one.job.name: one.end_s for one in schedule(jobs, Shape(1, 3, 4), name, "packed", Terms(network=network))}
+    return done["a"], done["b"]
+
+
+@pytest.mark.parametrize("name", ["fifo", "srtf", "las", "easy"])
+def test_the_other_job_goes_on_at_full_pace_when_one_has_ended(name):
+    """Both do 2 s of work in 3 s until the first has done its 20 s; the other then has 20 s left."""
+    assert ends_of(name, SharedNetwork(1.0, shared_nics=True, shifts=False)) == pytest.approx((30, 50), rel=1e-6)
+    assert ends_of(name, SharedNetwork(1.0, shared_nics=True, shifts=True)) == pytest.approx((20, 40), rel=1e-3)
+    assert ends_of(name, SharedNetwork(1.0, shared_nics=False, shifts=False)) == (20, 40)
+
+
+def placed(number: int, *nodes: int) -> Progress:
+    """A job with two GPUs on each of some nodes."""
+    job = Progress(Job(str(number), 2 * len(nodes), 0, 10, traffic=HALF), number)
+    job.place = tuple((node, 2) for node in nodes)
+    return job
+
+
+def test_jobs_across_switches_share_the_links_above_them():
+    """Two switches of two nodes: their links up carry two jobs, or one where they are oversubscribed twice."""
+    shape, jobs = Shape(2, 2, 4), [placed(0, 0, 2), placed(1, 1, 3), placed(2, 0, 1)]
+    assert SharedNetwork(1.0, shared_nics=False, shifts=False).paces(jobs, shape) == {}
+    found = SharedNetwork(2.0, shared_nics=False, shifts=False).paces(jobs, shape)
+    assert found == {0: pytest.approx(2 / 3), 1: pytest.approx(2 / 3)}
+    assert set(SharedNetwork(1.0, shared_nics=True, shifts=False).paces(jobs, shape)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_contention_only_delays(name):
+    shape, network = Shape(2, 2, 4), SharedNetwork(4.0, shared_nics=True, shifts=False)
+    jobs = [Job(str(i), 2 + 3 * (i % 4), 3.0 * i, 20.0 + i, traffic=HALF) for i in range(12)]
+    done = schedule(jobs, shape, name, "spread", Terms(network=network))
+    assert len(done) == len(jobs)
+    assert all(one.ran_s >= one.job.duration_s * (1 - 1e-9) for one in done)
+    assert any(one.ran_s > 1.05 * one.job.duration_s for one in done)
+
+
+def test_a_file_says_the_network_and_the_steps():
+    data = {
+        "nodes": 2,
+        "placement": "spread",
+        "network": {"oversubscription": 4, "shared_nics": True, "shifts": True},
+        "jobs": [{"name": "a", "gpus": 9, "duration_s": 60, "step_s": 2, "network_share": 0.25}],
+    }
+    request = cluster_of(data, "x")
+    assert request.jobs[0].traffic == Traffic(1.5, 0.5)
+    assert request.terms.network == SharedNetwork(4, True, True)
+    with pytest.raises(ForerunError, match="job a: network_share needs step_s"):
+        cluster_of({"nodes": 2, "jobs": [{"name": "a", "gpus": 9, "duration_s": 60, "network_share": 0.25}]}, "x")
+    with pytest.raises(ForerunError, match="network: which nodes jobs are on has to be known"):
+        schedule(request.jobs, request.shape, "fifo", "count", request.terms)
