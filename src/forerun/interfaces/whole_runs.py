@@ -32,13 +32,20 @@ class Run:
         self.request: RunRequest = run_of(source, "run") if isinstance(source, Mapping) else load_run(source)
 
     def simulate(
-        self, runs: int = 100, seed: int = 0, *, workers: int | None = None, gains: bool = True
+        self,
+        runs: int = 100,
+        seed: int = 0,
+        *,
+        workers: int | None = None,
+        gains: bool = True,
+        store: str | Path | None = None,
     ) -> SimulatedRuns:
         """Simulates `runs` runs that differ in luck, and with `gains` what changes of the system would do.
 
-        Raises ForerunError for fewer than one run, or for more failures than can be simulated.
+        With `store` outcomes are kept in that file, and a study that was broken off goes on from there. Raises
+        ForerunError for fewer than one run, for more failures than can be simulated, or for a store that can't be used.
         """
-        return SimulatedRuns(study_run(self.request, runs, seed, workers, gains))
+        return SimulatedRuns(study_run(self.request, runs, seed, workers, gains, store=store))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from forerun.answers.goodput.formulas import poisson_efficiency
 from forerun.answers.goodput.read import alternatives_of, failure_presets, run_of
 from forerun.answers.goodput.request import Recovery
 from forerun.answers.goodput.study import by_time_to_train, study_run
+from forerun.answers.goodput.walk import walk
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.main import run as run_command
 
@@ -222,3 +224,35 @@ def test_the_command_ranks_alternatives(tmp_path, capsys):
     assert "Alternatives, by time to train" in page.read_text()
     assert run_command(["run", str(file), "--runs", "4", "--no-gains"]) == 0
     assert "Alternatives, by time to train" in capsys.readouterr().out
+
+
+def test_a_study_that_was_broken_off_goes_on_to_the_same_result(tmp_path, monkeypatch):
+    run = run_of({**KNOWN, "checkpoint": {"blocking_s": 300, "load_s": 0}}, "x")
+    whole = study_run(run, 6, 1, workers=1)
+    store, walked = tmp_path / "runs.sqlite", 0
+
+    def broken_off(*arguments):
+        nonlocal walked
+        walked += 1
+        if walked == 100:
+            raise KeyboardInterrupt
+        return walk(*arguments)
+
+    monkeypatch.setattr("forerun.answers.goodput.walks.walk", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        study_run(run, 6, 1, workers=1, store=store)
+    assert study_run(run, 6, 1, workers=1, store=store) == whole
+    simulated = walked
+    assert study_run(run, 6, 1, workers=1, store=store) == whole
+    assert walked == simulated
+    study_run(run, 7, 1, workers=1, store=store, gains=False)
+    assert simulated < walked < simulated + 200
+
+
+def test_a_damaged_store_is_refused(tmp_path):
+    store = tmp_path / "runs.sqlite"
+    study_run(run_of(KNOWN, "x"), 1, workers=1, gains=False, store=store)
+    with sqlite3.connect(store) as base:
+        base.execute("UPDATE run SET record = '{}'")
+    with pytest.raises(ForerunError, match=r"runs.sqlite: can't be used \(a damaged record"):
+        study_run(run_of(KNOWN, "x"), 1, workers=1, gains=False, store=store)

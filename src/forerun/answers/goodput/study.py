@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,11 +18,9 @@ import numpy as np
 from forerun.answers.goodput.formulas import daly_interval_s, young_interval_s
 from forerun.answers.goodput.outcome import Outcome, Spent
 from forerun.answers.goodput.request import RunRequest, Spares
-from forerun.answers.goodput.walk import walk
+from forerun.answers.goodput.walks import Walks
 from forerun.common.errors import ForerunError
-from forerun.common.processes import Processes, default_workers
 
-_WORTH_A_POOL = 64
 _INTERVALS = 9
 """intervals tried in each round of the search, evenly on a logarithmic scale"""
 _ROUNDS = 2
@@ -156,23 +155,27 @@ def study_run(
     workers: int | None = None,
     gains: bool = True,
     progress: Progress | None = None,
+    store: str | Path | None = None,
 ) -> RunStudy:
     """Simulates `runs` runs, and with `gains` as many again under each change that `changes` lists.
 
-    Raises ForerunError for fewer than one run, or for more events than a computer simulates in an hour.
+    With `store` outcomes are kept in that file, and a study that was broken off goes on from there to the same result.
+
+    Raises ForerunError for fewer than one run, for more events than a computer simulates in an hour, or for a store
+    that can't be used.
     """
     if runs < 1:
         raise ForerunError(f"runs must be at least 1, got {runs}")
     _check_work(request, runs)
-    with Processes(_walk, default_workers() if workers is None else workers, _WORTH_A_POOL) as processes:
+    with Walks(workers, store) as walks:
         intervals: tuple[Interval, ...] = ()
         if request.searches_interval:
-            request, intervals = _best_interval(request, seed, min(runs, _RUNS_OF_SEARCH), processes)
+            request, intervals = _best_interval(request, seed, min(runs, _RUNS_OF_SEARCH), walks)
         tried = changes(request) if gains else []
         requests = [request, *(changed for _, changed in tried)]
         outcomes: list[Outcome] = []
         tasks = [(each, seed, run) for each in requests for run in range(runs)]
-        for number, outcome in enumerate(processes.run(tasks), 1):
+        for number, outcome in enumerate(walks.run(tasks), 1):
             outcomes.append(outcome)
             if progress is not None:
                 progress(number, len(tasks))
@@ -228,9 +231,7 @@ def _gain(name: str, before: Sequence[Outcome], after: Sequence[Outcome]) -> Gai
     return Gain(name, float(np.mean([one.goodput for one in after])), float(np.mean(saved)))
 
 
-def _best_interval(
-    request: RunRequest, seed: int, runs: int, processes: Processes[_Task, Outcome]
-) -> tuple[RunRequest, tuple[Interval, ...]]:
+def _best_interval(request: RunRequest, seed: int, runs: int, walks: Walks) -> tuple[RunRequest, tuple[Interval, ...]]:
     """Returns the run with the interval of the highest mean goodput, and that interval beside Young's and Daly's."""
     first = request.levels[0]
     cost_s = max(first.blocking_s, 1.0)
@@ -241,7 +242,7 @@ def _best_interval(
     def goodputs(intervals: Sequence[float]) -> None:
         new = [each for each in dict.fromkeys(intervals) if each not in known]
         tasks = [(replace(request, save_every_s=each), seed, run) for each in new for run in range(runs)]
-        found = [outcome.goodput for outcome in processes.run(tasks)]
+        found = [outcome.goodput for outcome in walks.run(tasks)]
         known.update({each: float(np.mean(found[i * runs : (i + 1) * runs])) for i, each in enumerate(new)})
 
     middle_s, width = max(request.save_every_s, least_s), _WIDEST
@@ -255,13 +256,6 @@ def _best_interval(
     rows = [Interval("best", best_s, known[best_s])]
     rows += [Interval(name, each, known[each]) for name, each in by_hand.items()]
     return replace(request, save_every_s=best_s, searches_interval=False), tuple(rows)
-
-
-_Task = tuple[RunRequest, int, int]
-
-
-def _walk(task: _Task) -> Outcome:
-    return walk(*task)
 
 
 def _check_work(request: RunRequest, runs: int) -> None:

@@ -29,6 +29,9 @@ class Draws:
     runs: Annotated[int, typer.Option(min=1, help="Simulate this many runs, which differ in luck.")] = 100
     seed: Annotated[int, typer.Option(min=0, help="Random numbers; the same seed gives the same runs.")] = 0
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")] = None
+    store: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep simulated runs here; the same command goes on from there.")
+    ] = None
 
 
 @grouped
@@ -48,11 +51,12 @@ def run(
     """Predict a run of days or weeks: goodput, time to train, failures, and what would improve it."""
     check_report(report)
     check_output(csv)
+    check_output(draws.store)
     request = load_run(source)
     others = load_alternatives(source)
     with progress_bar("simulating runs") as advance:
-        study = study_run(request, draws.runs, draws.seed, draws.jobs, gains, advance)
-    rivals = [study_run(other, draws.runs, draws.seed, draws.jobs, gains=False) for other in others]
+        study = study_run(request, draws.runs, draws.seed, draws.jobs, gains, advance, draws.store)
+    rivals = [study_run(other, draws.runs, draws.seed, draws.jobs, gains=False, store=draws.store) for other in others]
     ranked = by_time_to_train([study, *rivals]) if rivals else []
     if csv is not None:
         write_rows(csv, run_rows(study.outcomes))
