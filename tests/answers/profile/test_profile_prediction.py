@@ -73,7 +73,19 @@ def test_what_if_the_network_were_faster(program):
     cluster = load_cluster("a100-sxm-40gb")
     base = predict_program(program, cluster)
     changes = {row.label: row.change for row in sensitivities_of_program(program, cluster, base)}
-    assert min(changes.values()) < -0.1
+    assert changes["network twice as fast"] < -0.1
+    assert changes["free network"] < changes["network twice as fast"]
+    assert changes["HBM twice as fast"] < -0.02
+
+
+def test_what_if_launches_took_no_time(tmp_path):
+    events = [host("ProfilerStep#1", 0, 500, "user_annotation"), launch(400, 5, 1), kernel("a", 410, 50, 1)]
+    path = write_profile(tmp_path / "a.json", events, deviceProperties=A100)
+    program, cluster = import_step(read_profiles([path])).program, load_cluster("a100-sxm-40gb")
+    base = predict_program(program, cluster)
+    assert base.prediction.step_time_s == pytest.approx(500e-6)
+    changes = {row.label: row.step_time_s for row in sensitivities_of_program(program, cluster, base)}
+    assert changes["no launch overhead"] == pytest.approx(60e-6)  # the delay of 10 us, and the kernel
 
 
 def test_a_gpu_that_is_not_known_keeps_all_times(program):
@@ -88,6 +100,7 @@ def test_a_gpu_that_is_not_known_keeps_all_times(program):
         {"device": "a100-sxm-40gb", "gpu": "", "time_ps": [-2], "group_ranks": []},
         {"device": 3, "gpu": "", "time_ps": [], "group_ranks": [[0]]},
         {"device": "", "gpu": "", "time_ps": [], "group_ranks": 3},
+        {"device": "", "gpu": "", "time_ps": [], "group_ranks": [[0]], "host_ops": [10**9]},
     ],
 )
 def test_wrong_recorded_times_are_refused(program, recorded):

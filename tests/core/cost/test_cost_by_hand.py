@@ -20,7 +20,8 @@ from forerun.core.cost.periodic import (
     SnapshotConstants,
     periodic_constants,
 )
-from forerun.core.cost.step_costs import Launching, rates_of, step_costs
+from forerun.core.cost.rates import rates_of
+from forerun.core.cost.step_costs import Launching, step_costs
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import Attention, Gemm

@@ -15,8 +15,8 @@ from forerun.core.program.types import Collective, Phase, Stream
 from forerun.sources.profile.collectives import kind_of
 from forerun.sources.profile.device import device_of
 from forerun.sources.profile.read import read_profile, read_profiles
-from forerun.sources.profile.schedule import schedule_of
-from forerun.sources.profile.step import steps_of, typical
+from forerun.sources.profile.schedule import schedule_of, typical
+from forerun.sources.profile.step import steps_of
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 A100 = [{"name": "NVIDIA A100-SXM4-40GB", "totalGlobalMem": 42_000_000_000}]
@@ -49,8 +49,11 @@ def test_work_belongs_to_the_step_that_launches_it(tmp_path):
     events += [kernel("a", 120, 40, 1), kernel("b", 160, 70, 2)]
     first, second = _steps(tmp_path, events)
     assert [len(first), len(second)] == [1, 1]
-    assert first.measured_ns == 160_000
-    assert (second.before_ns, second.measured_ns) == (160_000, 100_000)  # the host's 100 us are longer than 70
+    assert schedule_of(first).measured_ns == 160_000
+    assert (second.before_ns, schedule_of(second).measured_ns) == (
+        160_000,
+        100_000,
+    )  # the host's 100 us are longer than 70
 
 
 def test_the_typical_step_is_the_median_without_the_last(tmp_path):
@@ -58,7 +61,7 @@ def test_the_typical_step_is_the_median_without_the_last(tmp_path):
     for number, dur in enumerate((100, 80, 90, 10)):
         begin = number * 200
         events += [_step(begin, dur, number), launch(begin + 1, 1, number + 1), kernel("a", begin + 3, 2, number + 1)]
-    assert typical(_steps(tmp_path, events)).name == "ProfilerStep#2"
+    assert typical([schedule_of(one) for one in _steps(tmp_path, events)]).step.name == "ProfilerStep#2"
 
 
 def test_a_stated_wait_orders_streams(tmp_path):
@@ -108,6 +111,25 @@ def test_a_synchronisation_waits_for_the_last_kernel_of_every_stream(tmp_path):
     (step,) = _steps(tmp_path, events)
     (wait,) = schedule_of(step).host_waits
     assert wait.until == (0, 1)
+
+
+def test_a_launch_into_a_full_queue_waits_for_the_device(tmp_path):
+    """1,200 kernels of 50 us: the host is ahead by 1,020 of them, and then launches one whenever one ends."""
+    events, count, ahead, dur = [_step(0, 0)], 1200, 1020, 50
+    ends = [10 + dur * (number + 1) for number in range(count)]
+    begins, time = [], 0
+    for number in range(count):
+        begins.append(time)
+        time = time + 2 if number < ahead else max(time + 2, ends[number - ahead])
+    for number, (begin, following) in enumerate(zip(begins, [*begins[1:], time], strict=True)):
+        events += [launch(begin, following - begin, number + 1), kernel("k", ends[number] - dur, dur, number + 1)]
+    events[0]["dur"] = time + 1
+    path = write_profile(tmp_path / "a.json", events, deviceProperties=A100)
+    found = import_step(read_profiles([path]))
+    assert abs(found.error) < 0.01
+    recorded = found.program.meta["recorded"]
+    recorded["time_ps"] = [time // 10 if time > 0 else time for time in recorded["time_ps"]]
+    assert replayed_s(found.program) < 0.2 * found.measured_s  # faster kernels make the waiting host faster
 
 
 def test_phases_modules_and_products_come_from_what_is_around(tmp_path):

@@ -17,7 +17,8 @@ from forerun.core.program.validate import check
 from forerun.describe.cluster.catalog import load_device
 from forerun.sources.profile.device import device_of
 from forerun.sources.profile.profile import STEP, Profile
-from forerun.sources.profile.step import Step, steps_of, typical
+from forerun.sources.profile.schedule import Schedule, schedule_of, typical
+from forerun.sources.profile.step import steps_of
 from forerun.sources.profile.to_program import to_program
 
 
@@ -53,8 +54,8 @@ def import_step(profiles: Sequence[Profile], number: int | None = None, device: 
 
     Raises ForerunError for a step that a file lacks, and for a profile without work of a device.
     """
-    found = [steps_of(one) for one in profiles]
-    name = typical(found[0]).name if number is None else f"{STEP}#{number}"
+    found = [[schedule_of(step) for step in steps_of(one)] for one in profiles]
+    name = typical(found[0]).step.name if number is None else f"{STEP}#{number}"
     steps = [_named(one, name) for one in found]
     known = load_device(device) if device else device_of(profiles[0])
     program = to_program(steps, known)
@@ -81,9 +82,10 @@ def replayed_s(program: Program) -> float:
     return simulate(flat, duration, np.zeros(n_ops, np.int64), nothing, nothing, never).end_of_step_ps / PS_PER_S
 
 
-def _named(steps: Sequence[Step], name: str) -> Step:
-    for one in steps:
-        if one.name == name:
+def _named(schedules: Sequence[Schedule], name: str) -> Schedule:
+    for one in schedules:
+        if one.step.name == name:
             return one
-    names = ", ".join(one.name for one in steps[:8])
-    raise ForerunError(f"{steps[0].profile.path}: has no step {name} that launches work of a device; it has {names}")
+    names = ", ".join(one.step.name for one in schedules[:8])
+    path = schedules[0].step.profile.path
+    raise ForerunError(f"{path}: has no step {name} that launches work of a device; it has {names}")

@@ -17,7 +17,7 @@ from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.table import PlanTable
 from forerun.answers.search.unit_runs import UnitRuns
 from forerun.core.cost.memory_bound import memory_rates
-from forerun.core.cost.step_costs import rates_of
+from forerun.core.cost.rates import rates_of
 from forerun.core.memory.outside import context_bytes, least_communicator_bytes
 from forerun.core.memory.reserved import reserve_model
 from forerun.core.program.types import F64

@@ -7,14 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from forerun.core.cost.op_costs import durations_ps
+from forerun.core.cost.rates import rates_of
 from forerun.core.network.on_topology import OnTopology
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.origin import Recorded
 from forerun.core.program.types import I64, OpTable
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import Cluster
+from forerun.describe.stacks.catalog import load_stack
+from forerun.describe.stacks.stack import Stack
 
 _NONE = -1
+_STACK = "pytorch"
+"""the stack whose rates and launches the recorded times stand for: plain PyTorch, whatever ran"""
 
 
 def recorded_ps(
@@ -22,18 +27,22 @@ def recorded_ps(
     groups: Sequence[CommGroup],
     recorded: Recorded,
     cluster: Cluster,
+    stack: Stack,
     network: OnTopology | None = None,
 ) -> I64:
     """Returns picoseconds of every op of a profiled step on `cluster`, (n_ops,), -1 for those without a recorded time.
 
     Each time is the recorded one, times what the models say of the op here over what they say of it on the reference
     system of the device that it was recorded on. An op of which the models know no amount keeps its time, and all do
-    where that device is not known.
+    where that device is not known. The host's own time follows the stack's time of a launch, on any system.
 
     Raises ForerunError like `durations_ps`.
     """
     out = np.full(len(ops), _NONE, np.int64)
     out[: len(recorded.time_ps)] = recorded.time_ps
+    usual = load_stack(_STACK)
+    hosts = np.array(recorded.host_ops, np.int64)
+    out[hosts] = np.rint(ops.delay(hosts).duration_ps * (stack.issue_us / usual.issue_us)).astype(np.int64)
     if not recorded.device:
         return out
     reference = load_cluster(recorded.device)
@@ -44,8 +53,8 @@ def recorded_ps(
         for group, ranks in zip(groups, recorded.group_ranks, strict=True)
     ]
     some = ops.take(rows)
-    there, _ = durations_ps(some, before, reference, reference.rates)
-    here, _ = durations_ps(some, groups, cluster, cluster.rates, network)
-    ratio = np.where((there > 0) & (here > 0), here / np.maximum(there, 1), 1.0)
+    there, _ = durations_ps(some, before, reference, rates_of(reference, usual))
+    here, _ = durations_ps(some, groups, cluster, rates_of(cluster, stack), network)
+    ratio = np.where(there > 0, here / np.maximum(there, 1), 1.0)
     out[rows] = np.rint(out[rows] * ratio).astype(np.int64)
     return out

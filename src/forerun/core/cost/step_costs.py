@@ -16,6 +16,7 @@ from forerun.core.cost.link_demand import link_demand
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.op_costs import durations_ps, on_topology
 from forerun.core.cost.physics import refuse_faster
+from forerun.core.cost.rates import rates_of
 from forerun.core.cost.recorded import recorded_ps
 from forerun.core.engine.sharing import LinkDemand
 from forerun.core.network.host_path import host_path_s_per_byte
@@ -24,7 +25,7 @@ from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.origin import Recorded
 from forerun.core.program.types import F64, I64, Collective, OpTable
-from forerun.describe.cluster.types import Cluster, KernelRates
+from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.dispatchers import transport_of
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
@@ -69,19 +70,6 @@ class StepCosts:
     """op -> the measurement that the user's files lack for it"""
     demand: LinkDemand | None = None
     """the shares of links that collectives and transfers use"""
-
-
-def rates_of(cluster: Cluster, stack: Stack) -> KernelRates:
-    """Returns multipliers on the rates of kernels and links: the stack's, times those fitted to measured steps."""
-    return cluster.rates.times(
-        KernelRates(
-            gemm=stack.gemm_rate,
-            attention=stack.attention_rate,
-            attention_backward=stack.attention_backward_rate,
-            memory=stack.memory_rate,
-            network=stack.network_rate,
-        )
-    )
 
 
 def step_costs(
@@ -140,7 +128,7 @@ def step_costs(
         lacks = {op: what for op, what in lacks.items() if op not in set(rows.tolist())}
     replayed = np.zeros(len(ops), np.bool_)
     if recorded is not None:
-        times_ps = recorded_ps(ops, groups, recorded, cluster, placed)
+        times_ps = recorded_ps(ops, groups, recorded, cluster, stack, placed)
         replayed = (times_ps >= 0) & ~known
         duration[replayed], calibrated[replayed] = times_ps[replayed], 1.0
         unknown = np.flatnonzero(replayed) if unknown is None else np.union1d(np.flatnonzero(replayed), unknown)

@@ -36,6 +36,8 @@ class Recorded:
     """of each op, -1 for those that have none"""
     group_ranks: tuple[tuple[int, ...], ...]
     """global ranks of one group for each entry of Program.groups, as they were recorded"""
+    host_ops: tuple[int, ...]
+    """ops that are the host's own time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,10 @@ class _Reader:
             raise self._wrong(key, "names of a device and its GPU")
         if not _are_groups(ranks, n_groups):
             raise self._wrong(key, f"{n_groups} lists of ranks")
-        return Recorded(device, gpu, tuple(times), tuple(map(tuple, ranks or ())))
+        hosts = value.get("host_ops")
+        if not isinstance(hosts, list) or not all(_whole(op) and 0 <= op < n_ops for op in hosts):
+            raise self._wrong(key, f"the ops that are the host's time, below {n_ops}")
+        return Recorded(device, gpu, tuple(times), tuple(map(tuple, ranks or ())), tuple(hosts))
 
     def source_lines(self) -> dict[str, tuple[str, ...]]:
         value = self._meta.get("source_lines") or {}

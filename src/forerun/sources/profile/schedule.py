@@ -6,6 +6,7 @@ ended after it started. What is left between the last of these and the start of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,9 @@ _ONE_STREAM = frozenset(
     )
 )
 _WAIT = "Stream Wait Event"
+_FULL_QUEUE = 1000
+"""work on a stream from which on a launch may wait; CUDA's queues hold 1,024 (queue lengths of HTA's profiles end at
+1,022)"""
 _COPIES = ("Memcpy DtoH", "Memcpy HtoD")
 """copies whose calls may return only when they have ended"""
 
@@ -35,7 +39,9 @@ class HostWait:
     begin_ns: int
     end_ns: int
     until: tuple[int, ...]
-    """places of the work in the step"""
+    """places of the work in the step; none for work of the step before"""
+    own_ns: int = 0
+    """what the call would have taken without waiting"""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,9 @@ class Schedule:
     """in order of time; while one lasts the host issues nothing"""
     lead_ns: int
     """work of the host in the step while the device still ran the step before"""
+    measured_ns: int
+    """the time of the step: the longer of the host's own, without waiting for the step before, and the time from the
+    end of the step before to its own"""
     n_stated: int
     """waits between streams that the file states"""
     n_inferred: int
@@ -81,7 +90,25 @@ def schedule_of(step: Step) -> Schedule:
         for other in others:
             ready[place] = max(ready[place], int(finish[other]))
     ordered = tuple(tuple(sorted(one)) for one in after)
-    return Schedule(step, ordered, ready, tuple(_host_waits(step)), _lead_ns(step), counts[0], counts[1])
+    waits = (*_synchronisations(step), *_full_queues(step))
+    lead_ns = _lead_ns(step, waits)
+    host_ns = lead_ns + max(0, step.end_ns - step.before_ns)
+    return Schedule(
+        step=step,
+        after=ordered,
+        ready_ns=ready,
+        host_waits=tuple(_one_by_one(step, waits)),
+        lead_ns=lead_ns,
+        measured_ns=max(host_ns, step.done_ns - step.before_ns),
+        n_stated=counts[0],
+        n_inferred=counts[1],
+    )
+
+
+def typical(schedules: Sequence[Schedule]) -> Schedule:
+    """Returns the step whose time is the (lower) median of all but the last, whose work is often cut off."""
+    whole = schedules[:-1] or schedules
+    return sorted(whole, key=lambda one: one.measured_ns)[(len(whole) - 1) // 2]
 
 
 def _before_on_stream(stream: I64, leads: Mask) -> list[int]:
@@ -159,40 +186,66 @@ def _inferred_waits(step: Step, known: frozenset[int]) -> list[tuple[int, int]]:
     return pairs
 
 
-def _host_waits(step: Step) -> list[HostWait]:
+def _synchronisations(step: Step) -> list[HostWait]:
+    """Returns the calls that synchronise, and the copies that return when they have ended."""
     profile, rows = step.profile, step.profile.rows
     finish = step.finish_ns
     found: list[HostWait] = []
     for names, every in ((_ALL_STREAMS, True), (_ONE_STREAM, False)):
         for row in _calls_named(profile, names, step).tolist():
             begin, end = int(rows.ts_ns[row]), int(rows.ts_ns[row] + rows.dur_ns[row])
-            until = _ended_inside(step, begin, end, every)
-            if until:
-                found.append(HostWait(begin, end, until))
+            found.append(HostWait(begin, end, _ended_inside(step, begin, end, every)))
     crosses = profile.text_mask(lambda text: text.startswith(_COPIES))[rows.name[step.row]]
     for place in np.flatnonzero((step.call != NONE) & crosses).tolist():
         row = int(step.call[place])
         begin, end = int(rows.ts_ns[row]), int(rows.ts_ns[row] + rows.dur_ns[row])
         if finish[place] <= end:
             found.append(HostWait(begin, end, (place,)))
-    alone = []
-    free_from = step.begin_ns
-    for one in sorted(found, key=lambda wait: wait.begin_ns):
+    return found
+
+
+def _full_queues(step: Step) -> list[HostWait]:
+    """Returns the launches that wait because the stream's queue is full, until work of the stream has ended.
+
+    They wait for what ended last before they return. What a launch takes without waiting is the median of the others.
+    """
+    launched = np.flatnonzero(step.call != NONE)
+    rows = step.profile.rows
+    lasting = rows.dur_ns[step.call[launched]]
+    full = step.queued[launched] >= _FULL_QUEUE
+    if not full.any():
+        return []
+    usual = int(np.median(lasting[~full])) if not full.all() else int(lasting.min())
+    finish, found = step.finish_ns, []
+    for place, dur in zip(launched[full].tolist(), lasting[full].tolist(), strict=True):
+        begin = int(rows.ts_ns[step.call[place]])
+        if dur <= 2 * usual:
+            continue
+        ended = np.flatnonzero((step.stream == step.stream[place]) & (finish <= begin + dur))
+        until = (int(ended[-1]),) if len(ended) and ended[-1] < place else ()
+        found.append(HostWait(begin, begin + dur, until, usual))
+    return found
+
+
+def _one_by_one(step: Step, waits: Sequence[HostWait]) -> list[HostWait]:
+    """Returns the waits for the step's own work, in order of time; of those that overlap, the first.
+
+    While another thread launches, a thread that waits does not hold the host up.
+    """
+    alone: list[HostWait] = []
+    for one in sorted(waits, key=lambda wait: wait.begin_ns):
         inside = (step.issue_ns > one.begin_ns) & (step.issue_ns < one.end_ns)
-        if one.begin_ns >= free_from and not inside.any():
+        free = not alone or one.begin_ns >= alone[-1].end_ns
+        if free and (one.until or one.own_ns) and not inside.any():
             alone.append(one)
-            free_from = one.end_ns
     return alone
 
 
-def _lead_ns(step: Step) -> int:
+def _lead_ns(step: Step, waits: Sequence[HostWait]) -> int:
     """Returns how long the host worked before the step before was done: without the calls in which it waited."""
-    rows = step.profile.rows
-    waiting = 0
-    for row in _calls_named(step.profile, _ALL_STREAMS | _ONE_STREAM, step).tolist():
-        begin, end = int(rows.ts_ns[row]), int(rows.ts_ns[row] + rows.dur_ns[row])
-        waiting += max(0, min(end, step.before_ns) - begin)
-    return max(0, min(step.before_ns, step.end_ns) - step.begin_ns - waiting)
+    until = min(step.before_ns, step.end_ns)
+    waiting = sum(max(0, min(one.end_ns, until) - one.begin_ns - one.own_ns) for one in waits)
+    return max(0, until - step.begin_ns - waiting)
 
 
 def _ended_inside(step: Step, begin_ns: int, end_ns: int, every_stream: bool) -> tuple[int, ...]:

@@ -32,6 +32,8 @@ class Step:
     """when the host issues each; never after a later one of its stream"""
     backlog_ns: int
     """when the device is done with all that was issued before the step"""
+    queued: I64
+    """work that is issued on the stream of each and has not started when it is issued"""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -58,14 +60,6 @@ class Step:
         """When host and device have done the step."""
         return max(self.end_ns, int(self.finish_ns.max(initial=self.end_ns)))
 
-    @property
-    def measured_ns(self) -> int:
-        """The time of the step: the longer of the host's own and the time from the end of the step before to its end.
-
-        Where the device lags behind the host, the host begins a step while the step before is still running.
-        """
-        return max(self.end_ns - self.begin_ns, self.done_ns - self.before_ns)
-
 
 def steps_of(profile: Profile) -> list[Step]:
     """Returns every step of a profile, in order of time; the whole file is one where it names none.
@@ -82,6 +76,7 @@ def steps_of(profile: Profile) -> list[Step]:
     call = _calls(profile, work)
     issued = np.where(call == NONE, rows.ts_ns[work], rows.ts_ns[call])
     finish = rows.ts_ns[work] + rows.dur_ns[work]
+    queued = _queued(issued, rows.ts_ns[work], rows.stream[work])
     found: list[Step] = []
     for name, begin, end in _windows(profile, work):
         chosen = np.flatnonzero((issued >= begin) & (issued < end))
@@ -91,16 +86,11 @@ def steps_of(profile: Profile) -> list[Step]:
         places = chosen[order]
         backlog = int(finish[issued < begin].max(initial=begin))
         before = max(begin, found[-1].done_ns) if found else begin
-        found.append(Step(profile, name, begin, end, before, work[places], call[places], issue, backlog))
+        columns = (work[places], call[places], issue, backlog, queued[places])
+        found.append(Step(profile, name, begin, end, before, *columns))
     if not found:
         raise ForerunError(f"{profile.path}: no profiler step launches work of a device")
     return found
-
-
-def typical(steps: list[Step]) -> Step:
-    """Returns the step whose time is the (lower) median of all but the last, whose work is often cut off."""
-    whole = steps[:-1] or steps
-    return sorted(whole, key=lambda one: one.measured_ns)[(len(whole) - 1) // 2]
 
 
 def _windows(profile: Profile, work: I64) -> list[tuple[str, int, int]]:
@@ -123,6 +113,15 @@ def _calls(profile: Profile, work: I64) -> I64:
     keys = rows.correlation[calls]
     place = np.minimum(np.searchsorted(keys, rows.correlation[work]), len(calls) - 1)
     return np.where(keys[place] == rows.correlation[work], calls[place], NONE)
+
+
+def _queued(issued: I64, start: I64, stream: I64) -> I64:
+    out = np.zeros(len(issued), np.int64)
+    for one in np.unique(stream).tolist():
+        on_it = np.flatnonzero(stream == one)
+        begun = np.searchsorted(np.sort(start[on_it]), issued[on_it], side="right")
+        out[on_it] = np.searchsorted(np.sort(issued[on_it]), issued[on_it], side="left") - begun
+    return out
 
 
 def _in_order(start: I64, stream: I64, issued: I64) -> tuple[I64, I64]:

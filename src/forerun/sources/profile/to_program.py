@@ -37,7 +37,7 @@ from forerun.sources.profile.kernel_ops import add_collective, add_kernel
 from forerun.sources.profile.labels import Label, labels_of, operators_of
 from forerun.sources.profile.meetings import Meetings, meetings_of
 from forerun.sources.profile.profile import Profile
-from forerun.sources.profile.schedule import HostWait, Schedule, schedule_of
+from forerun.sources.profile.schedule import HostWait, Schedule
 from forerun.sources.profile.step import NONE, Step
 
 _NODE_SIZE = 8
@@ -55,11 +55,12 @@ _HOST_TIME = "host"
 _HOST_WAIT = "host, after it waited"
 
 
-def to_program(steps: Sequence[Step], device: Device | None) -> Program:
+def to_program(schedules: Sequence[Schedule], device: Device | None) -> Program:
     """Returns the Program of one step of each rank, recorded on `device`. Ranks that lack do as those that are there.
 
     Raises ForerunError where the files are of runs of different size.
     """
+    steps = [one.step for one in schedules]
     sizes = {one.profile.world_size or len(steps) for one in steps}
     if len(sizes) > 1:
         raise ForerunError(f"{steps[0].profile.path}: the files are of runs of {sorted(sizes)} ranks; import one run")
@@ -67,7 +68,6 @@ def to_program(steps: Sequence[Step], device: Device | None) -> Program:
     table = _Table(world)
     calls = [_collectives(one) for one in steps]
     meetings = meetings_of(steps, calls)
-    schedules = [schedule_of(one) for one in steps]
     modules: dict[str, int] = {"": 0}
     ranks = [
         _Rank(schedule, calls[number], meetings, number, table, device, modules)
@@ -126,12 +126,13 @@ def _meta(
         "roles": {"ranks": [one.profile.rank for one in steps], "world_size": table.world},
         "data_parallel": whole if whole and len(table.members) == 1 else None,
         "sharded": whole if whole and len(table.members) == 1 and table.gathers else None,
-        "measured_step_s": [one.measured_ns / 1e9 for one in steps],
+        "measured_step_s": [one.measured_ns / 1e9 for one in schedules],
         "recorded": {
             "device": device.name if device else "",
             "gpu": first.device_names[0] if first.device_names else "",
             "time_ps": recorded_ps,
             "group_ranks": [list(members) for members in table.members],
+            "host_ops": table.host_ops,
         },
         "notes": list(dict.fromkeys(notes)),
     }
@@ -146,6 +147,8 @@ class _Table:
     number: dict[tuple[int, int], int] = field(default_factory=dict)
     groups: list[CommGroup] = field(default_factory=list)
     members: list[tuple[int, ...]] = field(default_factory=list)
+    of_host: set[int] = field(default_factory=set)
+    """ops of the builder that are the host's own time"""
     gathers: bool = False
     """whether a collective gathers or scatters, as sharded data parallelism does"""
 
@@ -155,7 +158,15 @@ class _Table:
 
     def delay(self, name: str, time_ns: int) -> int:
         """Returns the number of a fixed time."""
-        return self.number.setdefault((self.builder.delay(name, time_ns * _PS_PER_NS), NONE), len(self.number))
+        op = self.builder.delay(name, time_ns * _PS_PER_NS)
+        if name == _HOST_TIME:
+            self.of_host.add(op)
+        return self.number.setdefault((op, NONE), len(self.number))
+
+    @property
+    def host_ops(self) -> list[int]:
+        """Numbers of the ops that are the host's own time."""
+        return [number for number, (op, _) in enumerate(self.number) if op in self.of_host]
 
     def group(self, call: Call, rank: int) -> int:
         """Returns the group of a collective: neighbours, or the whole world, where the file does not say which."""
@@ -202,7 +213,7 @@ class _Rank:
         waits = [wait for wait in schedule.host_waits if wait.end_ns > step.before_ns]
         host_ns = step.before_ns
         for place, issue_ns in enumerate(step.issue_ns.tolist()):
-            while waits and waits[0].end_ns <= issue_ns and max(waits[0].until) < place:
+            while waits and waits[0].end_ns <= issue_ns and max(waits[0].until, default=NONE) < place:
                 host_ns = self._wait(builder, waits.pop(0), host_ns, node, finish)
             host_ns = self._host_time(builder, issue_ns, host_ns)
             ready_ns = int(schedule.ready_ns[place])
@@ -230,7 +241,9 @@ class _Rank:
 
     def _wait(self, builder: BlockBuilder, wait: HostWait, host_ns: int, node: I64, finish: list[int]) -> int:
         host_ns = self._host_time(builder, wait.begin_ns, host_ns)
-        rest_ns = wait.end_ns - max(host_ns, *(finish[place] for place in wait.until))
+        rest_ns = wait.end_ns - max([host_ns, *(finish[place] for place in wait.until)])
+        if not wait.until:
+            rest_ns = wait.own_ns
         after = [int(node[place]) for place in wait.until]
         builder.node(self.table.delay(_HOST_WAIT, max(0, rest_ns)), stream=_HOST, after=after, sync=True)
         return wait.end_ns
