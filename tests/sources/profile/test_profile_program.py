@@ -206,6 +206,9 @@ def test_a_file_without_work_or_step_is_an_error(tmp_path):
     with pytest.raises(ForerunError, match="holds no work of a device"):
         import_step(read_profiles([alone]))
     some = write_profile(tmp_path / "b.json", [_step(), launch(1, 1, 1), kernel("a", 3, 1, 1)])
+    ages = write_profile(tmp_path / "c.json", [_step(), launch(1, 1, 1), kernel("a", 3, 10**12, 1)])
+    with pytest.raises(ForerunError, match="takes 12 days"):
+        import_step(read_profiles([ages]))
     with pytest.raises(ForerunError, match="has no step ProfilerStep#7"):
         import_step(read_profiles([some]), 7)
 

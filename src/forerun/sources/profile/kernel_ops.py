@@ -11,6 +11,8 @@ from forerun.sources.profile.labels import Operator
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
 """operators that are one product -> the place of its first operand among their arguments"""
 _ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_LARGEST = 1 << 31
+"""no tensor has a side as long"""
 _NAME = 120
 """letters of a name; those of kernels go on for thousands"""
 
@@ -50,7 +52,7 @@ def product_shape(operator: Operator) -> tuple[int, int, int, int] | None:
     one, other = operands
     batch = one[0] if len(one) == 3 else 1
     shape = (batch, one[-2], other[-1], one[-1])
-    return shape if min(shape) > 0 and other[-2] == one[-1] else None
+    return shape if 0 < min(shape) <= max(shape) < _LARGEST and other[-2] == one[-1] else None
 
 
 def add_collective(ops: OpTableBuilder, name: str, call: Call, group: int) -> int:

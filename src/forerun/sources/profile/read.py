@@ -46,7 +46,7 @@ _FAULTS = {
     Status.SYNTAX: "not JSON as a profile has it; is the file damaged?",
     Status.NOT_AN_OBJECT: "an entry of traceEvents is not an object",
     Status.BAD_TIME: "the event's ts is not a number of microseconds",
-    Status.BAD_DURATION: "the event's dur is not a number of microseconds from 0 on",
+    Status.BAD_DURATION: "the event's dur is not a number of microseconds from 0 to three years",
     Status.NO_TIME: "the event has a duration and no ts",
     Status.NO_NAME: "the event has a duration and no name",
     Status.BAD_TYPE: "the event's name or cat is not a text",

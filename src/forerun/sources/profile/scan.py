@@ -163,6 +163,8 @@ _X, _I, _N = ord("X"), ord("i"), ord("n")
 _MOST_DIGITS = 18
 _LARGEST_US = 9_000_000_000_000_000
 """times beyond do not fit 64 bits in nanoseconds"""
+_LONGEST_NS = 10**17
+"""durations beyond three years could bring the end of an event beyond 64 bits"""
 
 
 @kernel
@@ -508,7 +510,7 @@ def scan_events(buf: U8, pos: int, n: int, rows: Rows, extras: Extras, texts: Te
                 if buf[first] == _N and not quoted:
                     continue
                 lasting, dur, fraction = _nanoseconds(buf, first, end)
-                if lasting == 0 or quoted or dur < 0:
+                if lasting == 0 or quoted or not 0 <= dur <= _LONGEST_NS:
                     return begin, _BAD_DURATION
             elif key in (_NAME, _CAT):
                 if not quoted:

@@ -10,6 +10,8 @@ from forerun.common.errors import ForerunError
 from forerun.sources.profile.profile import I64, Mask, Profile
 
 NONE = -1
+_LONGEST_NS = 86_400 * 10**9
+"""a day; picoseconds of a hundred do not fit 64 bits"""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,9 @@ def steps_of(profile: Profile) -> list[Step]:
         before = max(begin, found[-1].done_ns) if found else begin
         columns = (work[places], call[places], issue, backlog, queued[places])
         found.append(Step(profile, name, begin, end, before, *columns))
+    longest = max((one.done_ns - one.begin_ns for one in found), default=0)
+    if longest > _LONGEST_NS:
+        raise ForerunError(f"{profile.path}: a step takes {longest / _LONGEST_NS:.0f} days; are its times damaged?")
     if not found:
         raise ForerunError(f"{profile.path}: no profiler step launches work of a device")
     return found
