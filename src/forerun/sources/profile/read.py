@@ -17,18 +17,8 @@ import numpy as np
 from forerun.common.admission import opened, parse_json, unreadable
 from forerun.common.errors import ForerunError
 from forerun.sources.profile.profile import Profile, stated_rank
-from forerun.sources.profile.scan import (
-    U8,
-    Extras,
-    Rows,
-    State,
-    Status,
-    Texts,
-    scan_events,
-    skip_space,
-    text_end,
-    value_end,
-)
+from forerun.sources.profile.scan import Extras, Rows, State, Status, Texts, scan_events
+from forerun.sources.profile.scan_values import U8, skip_space, text_end, value_end
 
 _PIECE = 16 << 20
 _LARGEST_VALUE = 512 << 20
