@@ -21,6 +21,7 @@ from typing import IO, Any
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIB
 from forerun.sources.trace.coordinator import Coordinator
+from forerun.sources.trace.guardian import guarded
 from forerun.sources.trace.inside.start import run
 from forerun.sources.trace.job import Failure, Job
 from forerun.sources.trace.recording import Recording, load_recording
@@ -75,8 +76,8 @@ def record_call(job: Job, program: Callable[[Any], None], limits: Limits) -> lis
 def _record(
     job: Job, limits: Limits, show_output: bool, program: Callable[[Any], None] | None = None
 ) -> list[Recording]:
-    with tempfile.TemporaryDirectory(prefix="forerun-trace-") as folder:
-        ranks = _TracedRanks(replace(job, folder=folder), limits, show_output, program)
+    with tempfile.TemporaryDirectory(prefix="forerun-trace-") as folder, guarded(folder) as pipe:
+        ranks = _TracedRanks(replace(job, folder=folder), limits, show_output, program, pipe)
         try:
             return ranks.run()
         finally:
@@ -105,8 +106,12 @@ class _Forked:
 class _TracedRanks:
     """The traced processes of one program, one for each rank that is recorded."""
 
-    def __init__(self, job: Job, limits: Limits, show_output: bool, program: Callable[[Any], None] | None) -> None:
+    def __init__(
+        self, job: Job, limits: Limits, show_output: bool, program: Callable[[Any], None] | None, pipe: int
+    ) -> None:
         self.job, self.limits, self.show_output, self.program = job, limits, show_output, program
+        self.pipe = pipe
+        """of the guardian, which forked processes close"""
         self.processes: dict[int, _Process] = {}
         self.recordings: dict[int, Recording] = {}
         self.coordinator = Coordinator(self._start)
@@ -152,6 +157,7 @@ class _TracedRanks:
         if pid:
             return _Forked(pid)
         try:
+            os.close(self.pipe)
             os.setsid()
             os.environ.update(variables)
             os.dup2(sink.fileno(), 1)
