@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types kernels tests long ray versions bench mutants clean
+.PHONY: demo test lint types kernels tests long ray versions bench mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
@@ -55,6 +55,10 @@ N ?= 20
 SEED ?= 0
 mutants: $(VENV)/installed-test
 	$(BIN)/python benchmarks/mutants $(PACKAGE) --number $(N) --seed $(SEED)
+
+# commands on mutated inputs: make fuzz N=100000 SEED=3; what breaks something is kept in tests/fuzz/corpus
+fuzz: $(VENV)/installed-test
+	$(BIN)/python tests/fuzz $(N) --seed $(SEED) --keep tests/fuzz/corpus
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

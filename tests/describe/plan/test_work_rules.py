@@ -42,7 +42,7 @@ def test_a_deep_model_has_fewer_micro_batches():
 
 
 def test_a_model_that_is_too_large_is_refused():
-    with pytest.raises(ForerunError, match=r"100,000,000 layers; at most 4,096"):
+    with pytest.raises(ForerunError, match=r"100,000,000 layers; at most 1,024"):
         replace(MODEL, n_layers=10**8)
     with pytest.raises(ImpossiblePlan, match=r"parameters; at most 1e\+15 are simulated"):
         check_plan(replace(MODEL, hidden=10**8, ffn_hidden=10**9), Plan(seq_len=512), H100)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from forerun.common.errors import ForerunError
 from forerun.describe.model.scan import ScanSpec
 
-MOST_LAYERS = 4096
-"""several times those of the deepest published model"""
+MOST_LAYERS = 1024
+"""those of DeepNet (arXiv 2203.00555), the deepest published model, and some"""
 Mlp = Literal["swiglu", "geglu", "gelu", "relu", "relu2"]
 Norm = Literal["rmsnorm", "layernorm"]
 NormPlace = Literal["before", "after", "both"]

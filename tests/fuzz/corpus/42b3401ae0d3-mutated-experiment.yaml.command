@@ -1,0 +1,1 @@
+experiment run FILE --json
