@@ -13,7 +13,8 @@ from forerun.answers.search.search import search
 from forerun.answers.search.store import AnswerStore
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
-from forerun.interfaces.report.records import search_record, to_json, write_csv
+from forerun.interfaces.report.records_of_searches import search_record, write_csv
+from forerun.interfaces.report.written import to_json
 
 TINY = replace(load_model("gpt2-small"), n_layers=4, vocab=1024, name="tiny")
 CLUSTER = load_cluster("h100-sxm")

@@ -19,7 +19,7 @@ from forerun.answers.search.result import SearchResult
 from forerun.common.errors import ForerunError
 from forerun.common.ray_cluster import RayCluster
 from forerun.interfaces.cli.main import run
-from forerun.interfaces.report.records import search_record, write_csv
+from forerun.interfaces.report.records_of_searches import search_record, write_csv
 
 WIDE = {name: values for name, values in FIXED.items() if name != "reshard_after_forward"}
 FEW = {**WIDE, "pp": 1, "tp": 1}

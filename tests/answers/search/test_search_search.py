@@ -7,11 +7,12 @@ import pytest
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.search.executor import Executor, Question, Refused
 from forerun.answers.search.result import REFUSED_RULE
-from forerun.answers.search.search import limited, search
+from forerun.answers.search.search import search
 from forerun.answers.search.space import Tally, make_space
 from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.common.units import GIB
 from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
 

@@ -8,7 +8,8 @@ from kept_search import CLUSTER, FIXED, QUESTION, TINY, small_search
 
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.space import make_space
-from forerun.answers.search.why import FOLLOWING, Verdict, why
+from forerun.answers.search.why import Verdict, why
+from forerun.describe.plan.fields import FOLLOWING
 
 
 @lru_cache(maxsize=1)

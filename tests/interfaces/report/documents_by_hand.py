@@ -16,8 +16,9 @@ from forerun.answers.search.search import search
 from forerun.answers.search.sweep import Sweep, sweep
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
-from forerun.interfaces.report.documents import prediction_document, search_document
+from forerun.interfaces.report.documents import prediction_document
 from forerun.interfaces.report.documents_of_runs import run_document
+from forerun.interfaces.report.documents_of_searches import search_document
 from forerun.interfaces.report.documents_of_studies import comparison_document, scaling_document, straggler_document
 from forerun.interfaces.report.page import Document
 from forerun.interfaces.report.sweep_document import sweep_document

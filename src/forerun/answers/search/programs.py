@@ -15,7 +15,7 @@ from forerun.answers.analysis.memory_need import memory_need
 from forerun.answers.analysis.predict_program import placed_program, predict_program, read_program, stack_of
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.search.result import Objective
-from forerun.answers.search.search import check_objective, limited
+from forerun.answers.search.search import check_objective
 from forerun.common.errors import ForerunError
 from forerun.common.processes import Processes, default_workers
 from forerun.common.units import GIB
@@ -23,6 +23,7 @@ from forerun.core.cost.measured import Measured
 from forerun.core.network.network_file import Network
 from forerun.core.program.origin import Origin
 from forerun.core.program.types import Program
+from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.stacks.catalog import load_stack
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import chain, repeat
@@ -38,6 +37,7 @@ from forerun.core.cost.measured import Measured
 from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import check_size
 from forerun.core.program.types import F64
+from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 
@@ -175,28 +175,6 @@ def check_objective(objective: str, cluster: Cluster) -> None:
         raise ForerunError(
             f"objective cost: cluster {cluster.name} has no price_per_gpu_hour; set it in a cluster file"
         )
-
-
-_SOLD = 1.05
-"""largest ratio of the memory that a GPU is sold with to the memory that programs can use"""
-
-
-def limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
-    """Returns the cluster with only `memory_limit_gib` of each GPU; the size that a GPU is sold with means all of it.
-
-    Raises ForerunError for more than a GPU has.
-    """
-    if memory_limit_gib is None:
-        return cluster
-    own = cluster.device.memory_bytes / GIB
-    if own < memory_limit_gib <= own * _SOLD:
-        return cluster
-    if not 0 < memory_limit_gib <= own:
-        raise ForerunError(
-            f"memory limit of {memory_limit_gib} GiB: expected more than 0 and at most the {own:.1f} GiB of"
-            f" {cluster.device.name}"
-        )
-    return replace(cluster, device=replace(cluster.device, memory_bytes=int(memory_limit_gib * GIB)))
 
 
 def _best_on(

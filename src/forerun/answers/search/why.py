@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.space import Space, Tally
-from forerun.describe.plan.fields import FIELD_TYPES
+from forerun.describe.plan.fields import FIELD_TYPES, FOLLOWING
 from forerun.describe.plan.plan import Plan
-
-FOLLOWING = ("seq_len", "n_microbatches")
-"""plan fields that follow from the question of a search and the other fields, and can't be fixed"""
 
 
 @dataclass(frozen=True, slots=True)

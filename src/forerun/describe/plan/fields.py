@@ -85,6 +85,8 @@ MEANINGS = {
 _ENTRIES: dict[str, Callable[[], Mapping[str, object]]] = {"optimizer": optimizers}
 """fields whose values are the entries of a data file"""
 _KINDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+FOLLOWING = ("seq_len", "n_microbatches")
+"""plan fields that follow from the question of a search and the other fields, and can't be fixed"""
 
 
 def choices(name: str) -> tuple[str | int, ...]:

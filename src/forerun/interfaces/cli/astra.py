@@ -29,7 +29,7 @@ from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import read_network
 from forerun.interfaces.cli.issue_order_option import Order
 from forerun.interfaces.cli.option_groups import grouped
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.written import to_json
 
 _NO_GROUPS = "empty"
 """ASTRA-sim's word for no communicator group file"""

@@ -16,7 +16,7 @@ from forerun.evidence.measure.calibrate import calibrate as fit
 from forerun.evidence.measure.nccl_tests import network_csv
 from forerun.evidence.measure.samples import network_times, of_source, read_samples, read_tables
 from forerun.interfaces.report.calibration_table import calibration_record, print_calibration
-from forerun.interfaces.report.console import console
+from forerun.interfaces.report.terminal import console
 
 
 def calibrate(

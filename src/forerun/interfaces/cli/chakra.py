@@ -19,7 +19,7 @@ from forerun.astrasim.chakra.jsonize import json_lines
 from forerun.astrasim.chakra.validate import LISTED
 from forerun.astrasim.chakra.validate import validate as check
 from forerun.interfaces.cli.exit_codes import FOUND_ERRORS
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.written import to_json
 
 PIPED_WIDTH = 160
 """width of the output outside a terminal, so that names are not cut"""

@@ -18,7 +18,6 @@ from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import given, grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
-from forerun.interfaces.report.console import console
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.job_schedules import (
     job_rows,
@@ -29,7 +28,8 @@ from forerun.interfaces.report.job_schedules import (
 )
 from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.pictures import write_pictures
-from forerun.interfaces.report.records import to_json, write_rows
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json, write_rows
 
 _USUAL_GPUS = 8
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from forerun.describe.cluster.catalog import cluster_table
-from forerun.interfaces.report.console import console, print_clusters
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.console import print_clusters
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 
 
 def clusters(

@@ -32,8 +32,8 @@ from forerun.interfaces.report.collective_table import (
     print_collectives,
     print_nccl,
 )
-from forerun.interfaces.report.console import console
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 
 _MOST_SIZES = 1000
 _MANY_NPUS = 1024

@@ -17,8 +17,8 @@ from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.numbers import share
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, simulate_file
-from forerun.interfaces.report.records import to_json
 from forerun.interfaces.report.step_diff import diff_record, print_diff
+from forerun.interfaces.report.written import to_json
 
 _WIDTH = 150
 """width of the output outside a terminal, so that names are not cut"""

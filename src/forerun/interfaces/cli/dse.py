@@ -13,12 +13,12 @@ from forerun.astrasim.dse.tables import CSV_NAME, PARQUET_NAME, metrics_name, pa
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.issue_order_option import Order
-from forerun.interfaces.report.console import console
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.exploration import exploration_record, print_exploration
 from forerun.interfaces.report.pareto_plot import write_pareto_plot
 from forerun.interfaces.report.progress import progress_bar
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 
 PLOT_NAME = "pareto.png"
 

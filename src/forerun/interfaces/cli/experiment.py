@@ -27,11 +27,12 @@ from forerun.interfaces.cli.experiment_source import SourceOptions
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import typed
-from forerun.interfaces.report.console import console, make_table
+from forerun.interfaces.report.console import make_table
 from forerun.interfaces.report.experiment_console import print_comparison, print_run, print_scaling, print_stragglers
 from forerun.interfaces.report.experiment_files import Exported, Result, answers_record, export
 from forerun.interfaces.report.progress import progress_bar
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 
 
 def spread(arguments: Sequence[str], several: Collection[str]) -> list[str]:

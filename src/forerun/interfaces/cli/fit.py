@@ -18,8 +18,8 @@ from forerun.evidence.fitting.steps import StepTimes, steps_of
 from forerun.evidence.fitting.write import write_constants
 from forerun.evidence.validation.hardware import read_hardware
 from forerun.evidence.validation.rows import read_measurements
-from forerun.interfaces.report.console import console
 from forerun.interfaces.report.step_fit_table import Anchored, print_step_fit, step_fit_csv, step_fit_record
+from forerun.interfaces.report.terminal import console
 
 PREDICTED_TIERS = "B"
 """tiers of rows that a fit without their source predicts, beside those that constants are fitted to"""

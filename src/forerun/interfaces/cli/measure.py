@@ -21,7 +21,7 @@ from forerun.evidence.measure.microbench import (
     write_network,
 )
 from forerun.interfaces.cli.measure_step import step
-from forerun.interfaces.report.console import console
+from forerun.interfaces.report.terminal import console
 
 measure = typer.Typer(invoke_without_command=True)
 measure.command("step", short_help="Measure a script's step beside its prediction.")(step)

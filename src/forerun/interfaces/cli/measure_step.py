@@ -16,9 +16,9 @@ from forerun.core.program.types import Program
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.evidence.measure.step import MeasuredStep, figures
 from forerun.interfaces.cli.program_options import AsJson, ClusterOption
-from forerun.interfaces.report.console import console
 from forerun.interfaces.report.measured_step import print_step, step_record
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 from forerun.sources.trace.job import Job
 from forerun.sources.trace.launch import Limits
 from forerun.sources.trace.record import trace_job

@@ -9,9 +9,10 @@ import typer
 
 from forerun.describe.model.catalog import load_any, model_table
 from forerun.describe.model.hub import download_config
-from forerun.interfaces.report.console import console, print_models
+from forerun.interfaces.report.console import print_models
 from forerun.interfaces.report.layer_table import model_record, print_model
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 
 
 def models(

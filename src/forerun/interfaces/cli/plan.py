@@ -12,12 +12,12 @@ import typer
 from forerun.answers.search.choices import unmeasured_stacks, with_open_stacks
 from forerun.answers.search.front import MOST_SIMULATED
 from forerun.answers.search.programs import rank_programs
-from forerun.answers.search.search import limited
 from forerun.answers.search.space import Limits
 from forerun.common.errors import ForerunError
 from forerun.common.processes import available_cpus
 from forerun.common.units import GIB
 from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_model
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
@@ -29,10 +29,10 @@ from forerun.interfaces.cli.plan_options import parse, with_plan_options
 from forerun.interfaces.cli.plan_search import TOP, Question, Shown, range_of_searches, single_search
 from forerun.interfaces.cli.program_options import Conditions, refuse
 from forerun.interfaces.cli.report_option import typed
-from forerun.interfaces.report.console import console
 from forerun.interfaces.report.programs import print_programs, programs_record, write_programs_csv
 from forerun.interfaces.report.progress import progress_bar
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 
 
 @dataclass(frozen=True)

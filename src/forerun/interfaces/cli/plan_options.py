@@ -11,10 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from forerun.answers.search.why import FOLLOWING
 from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import read_yaml
-from forerun.describe.plan.fields import FIELD_TYPES, MEANINGS, choices, from_text, is_flag, is_list, plan_fields
+from forerun.describe.plan.fields import (
+    FIELD_TYPES,
+    FOLLOWING,
+    MEANINGS,
+    choices,
+    from_text,
+    is_flag,
+    is_list,
+    plan_fields,
+)
 from forerun.describe.plan.plan import Plan
 from forerun.interfaces.cli.option_groups import Command, grouped, with_parameters
 

@@ -16,11 +16,12 @@ from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.answers.analysis.what_if import WhatIf, sensitivities
 from forerun.answers.search.heat import DATA_PARALLEL, HeatMap, heat_map, telling_maps
 from forerun.answers.search.result import SearchResult
-from forerun.answers.search.search import limited, search
+from forerun.answers.search.search import search
 from forerun.answers.search.space import make_spaces
 from forerun.answers.search.sweep import sweep
 from forerun.answers.search.why import Verdict, why
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.parameters import model_flops_per_token
 from forerun.describe.model.spec import ModelSpec
@@ -30,24 +31,19 @@ from forerun.interfaces.cli.anchor_option import SuggestAnchor
 from forerun.interfaces.cli.launch_option import LaunchOptions
 from forerun.interfaces.cli.plan_options import plan_asked_about
 from forerun.interfaces.cli.report_option import Report, check_report
-from forerun.interfaces.report.console import console
-from forerun.interfaces.report.documents import MAPS, search_document
+from forerun.interfaces.report.documents import MAPS
+from forerun.interfaces.report.documents_of_searches import search_document
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.pictures import write_pictures
 from forerun.interfaces.report.pictures_of_results import search_pictures, sweep_pictures
 from forerun.interfaces.report.progress import progress_bar
-from forerun.interfaces.report.records import (
-    search_record,
-    sweep_record,
-    to_json,
-    verdict_record,
-    write_csv,
-    write_rows,
-)
+from forerun.interfaces.report.records_of_searches import search_record, sweep_record, verdict_record, write_csv
 from forerun.interfaces.report.search_console import print_search, print_sweep, print_verdict
 from forerun.interfaces.report.sweep_document import sweep_document
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.wording import command_line, plan_words
+from forerun.interfaces.report.written import to_json, write_rows
 
 TOP = 10
 """plans to list by default"""

@@ -34,12 +34,14 @@ from forerun.interfaces.cli.plan_options import parse, with_plan_options
 from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, refuse, simulate_file
 from forerun.interfaces.cli.report_option import Report, check_report, typed
 from forerun.interfaces.report.allocation import allocation_record, print_allocation
-from forerun.interfaces.report.console import console, print_prediction
+from forerun.interfaces.report.console import print_prediction
 from forerun.interfaces.report.documents import prediction_document
 from forerun.interfaces.report.memory_viz import write_snapshot
 from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.perfetto import write_trace
-from forerun.interfaces.report.records import prediction_record, to_json
+from forerun.interfaces.report.records import prediction_record
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 
 
 @dataclass(frozen=True)

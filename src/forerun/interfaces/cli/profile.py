@@ -23,7 +23,7 @@ from forerun.interfaces.report.profile_tables import (
     print_import,
     write_analysis,
 )
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.written import to_json
 from forerun.sources.profile.profile import STEP
 from forerun.sources.profile.read import read_profiles
 

@@ -11,7 +11,6 @@ import typer
 
 from forerun.answers.analysis.predict_program import predict_program, read_program
 from forerun.answers.analysis.reading import Simulation
-from forerun.answers.search.search import limited
 from forerun.common.errors import ForerunError
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.measured_files import read_measured
@@ -19,6 +18,7 @@ from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import network_of
 from forerun.core.program.origin import Origin
 from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.numbers import memory_gib

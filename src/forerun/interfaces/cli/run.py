@@ -14,12 +14,12 @@ from forerun.answers.goodput.walk import walk
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
-from forerun.interfaces.report.console import console
 from forerun.interfaces.report.document_of_whole_run import whole_run_document
 from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.progress import progress_bar
-from forerun.interfaces.report.records import to_json, write_rows
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.whole_run import print_study, run_rows, study_record
+from forerun.interfaces.report.written import to_json, write_rows
 
 
 @dataclass(frozen=True)

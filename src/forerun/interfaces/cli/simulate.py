@@ -12,10 +12,10 @@ from forerun.core.program.types import Program
 from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, simulate_file
-from forerun.interfaces.report.console import console
 from forerun.interfaces.report.perfetto import write_trace
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.timeline import print_timeline, timeline_record
+from forerun.interfaces.report.written import to_json
 
 
 @grouped

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from forerun.describe.stacks.catalog import load_stack, stack_names
-from forerun.interfaces.report.console import console, print_stacks
-from forerun.interfaces.report.records import to_json
+from forerun.interfaces.report.console import print_stacks
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 
 
 def stacks(

@@ -11,10 +11,10 @@ from forerun.answers.stragglers.recorded_steps import read_steps
 from forerun.answers.stragglers.study import straggler_costs
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
-from forerun.interfaces.report.console import console
 from forerun.interfaces.report.page import write_page
-from forerun.interfaces.report.records import to_json, write_rows
 from forerun.interfaces.report.straggler_costs import costs_document, costs_record, print_costs, step_rows
+from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json, write_rows
 
 
 def stragglers(

@@ -10,8 +10,8 @@ import typer
 
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import grouped
-from forerun.interfaces.report.console import console
 from forerun.interfaces.report.progress import progress_bar
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.trace_summary import print_trace
 from forerun.sources.trace.job import Job, release
 from forerun.sources.trace.launch import Limits

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from forerun.answers.analysis.allocation import Allocation
 from forerun.common.units import GIB
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.allocation import Allocation
 
 
 def print_allocation(out: Console, found: Allocation) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from forerun.answers.analysis.loop_time import CheckpointTimes, LoopTime
 from forerun.common.units import MIB
-from forerun.interfaces.report.wording import seconds
-from forerun.sources.symbolic.training_state import InitStage
+from forerun.interfaces.report.figures import seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.loop_time import CheckpointTimes, LoopTime
+    from forerun.sources.symbolic.training_state import InitStage
 
 LOOP = "With the periodic work of the training loop"
 LOOP_COLUMNS = ("work", "every", "stall", "beside", "of a step")

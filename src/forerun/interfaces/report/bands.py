@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from forerun.answers.analysis.prediction import Prediction
+from typing import TYPE_CHECKING
+
 from forerun.answers.analysis.uncertainty import residuals
-from forerun.interfaces.report.wording import percent, rate, seconds
+from forerun.interfaces.report.figures import percent, rate, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.prediction import Prediction
 
 
 def step_time(prediction: Prediction) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from forerun.describe.cluster.catalog import device_names
-from forerun.evidence.measure.calibrate import Calibration, Change
 from forerun.interfaces.report.console import print_table, print_title
+
+if TYPE_CHECKING:
+    from forerun.evidence.measure.calibrate import Calibration, Change
 
 
 def print_calibration(out: Console, found: Calibration, written: Path | None) -> None:

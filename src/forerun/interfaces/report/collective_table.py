@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from forerun.astrasim.astra.collective_sweep import Point, Setting
-from forerun.core.cost.nccl_choice import NcclChoice
-from forerun.core.network.network_file import Network
-from forerun.describe.cluster.types import Cluster
 from forerun.interfaces.report.console import make_table, print_title
-from forerun.interfaces.report.wording import percent, seconds
+from forerun.interfaces.report.figures import percent, seconds
+
+if TYPE_CHECKING:
+    from forerun.astrasim.astra.collective_sweep import Point, Setting
+    from forerun.core.cost.nccl_choice import NcclChoice
+    from forerun.core.network.network_file import Network
+    from forerun.describe.cluster.types import Cluster
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 

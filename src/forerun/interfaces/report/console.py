@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from forerun.answers.analysis.loop_time import LoopTime
-from forerun.answers.analysis.prediction import Prediction
-from forerun.describe.cluster.catalog import ClusterRow
-from forerun.describe.model.catalog import ModelRow
-from forerun.describe.stacks.stack import Stack
 from forerun.interfaces.report import bands
 from forerun.interfaces.report.around_step import (
     INIT,
@@ -25,19 +20,22 @@ from forerun.interfaces.report.around_step import (
     loop_rows,
     mean_step,
 )
+from forerun.interfaces.report.figures import percent, seconds
 from forerun.interfaces.report.histogram import Bin, bar
-from forerun.interfaces.report.wording import log_line, percent, plan_words, seconds
+from forerun.interfaces.report.wording import log_line, plan_words
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.loop_time import LoopTime
+    from forerun.answers.analysis.prediction import Prediction
+    from forerun.describe.cluster.catalog import ClusterRow
+    from forerun.describe.model.catalog import ModelRow
+    from forerun.describe.stacks.stack import Stack
 
 _BAR_WIDTH = 40
 _LISTED = 10
 """the most lines about kernels that the measurements lack, most time first"""
 _SHORT = 0.001
 """shares of the step below this are summed up as 'other'"""
-
-
-def console(stderr: bool = False) -> Console:
-    """Returns a console that prints text as it stands; colours only where the terminal wants them."""
-    return Console(stderr=stderr, markup=False, highlight=False, soft_wrap=False)
 
 
 def print_prediction(out: Console, prediction: Prediction, flops_per_token: float | None, *, explain: bool) -> None:

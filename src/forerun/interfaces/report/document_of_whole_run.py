@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.answers.goodput.outcome import Event, Outcome
-from forerun.answers.goodput.study import RunStudy
+from forerun.interfaces.report.figures import percent
 from forerun.interfaces.report.page import Document, Figures, Heading, Listing, Part, Plot, Table
 from forerun.interfaces.report.page_sections import reproduce_section
 from forerun.interfaces.report.plots import axis, labelled_bars, layout, rounded
@@ -30,7 +29,10 @@ from forerun.interfaces.report.whole_run import (
     rival_rows,
     tokens_words,
 )
-from forerun.interfaces.report.wording import percent
+
+if TYPE_CHECKING:
+    from forerun.answers.goodput.outcome import Event, Outcome
+    from forerun.answers.goodput.study import RunStudy
 
 _DAY_S = 86_400.0
 _COLOURS = {"failure": VERMILLION, "maintenance": PURPLE, "slow": ORANGE, "resize": GREEN}

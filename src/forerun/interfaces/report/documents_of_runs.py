@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from forerun.answers.analysis.bottlenecks import Bottlenecks, bottlenecks
 from forerun.answers.analysis.critical_path import critical_path
-from forerun.answers.experiment.advice.advise import Advice
-from forerun.answers.experiment.answers import Answers
-from forerun.answers.experiment.result import Iteration, RunResult
 from forerun.interfaces.report.documents import plan_line
+from forerun.interfaces.report.figures import percent, rate, seconds
 from forerun.interfaces.report.page import Document, Figures, Heading, Part, Table, Text
 from forerun.interfaces.report.page_sections import (
     bill_section,
@@ -24,7 +23,11 @@ from forerun.interfaces.report.page_sections import (
     warnings,
 )
 from forerun.interfaces.report.plots import iterations_plot
-from forerun.interfaces.report.wording import percent, rate, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.experiment.advice.advise import Advice
+    from forerun.answers.experiment.answers import Answers
+    from forerun.answers.experiment.result import Iteration, RunResult
 
 _SLOWEST = 8
 """iterations that the page lists"""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from forerun.answers.experiment.request import Request
-from forerun.answers.experiment.result import Comparison, ScalePoint, ScalingStudy, StragglerStudy, Variant
+from typing import TYPE_CHECKING
+
+from forerun.interfaces.report.figures import percent, rate, seconds
 from forerun.interfaces.report.page import Document, Figures, Heading, Part, Plot, Table, Text
 from forerun.interfaces.report.page_sections import dollars, reproduce_section
 from forerun.interfaces.report.plots import causes_plot
 from forerun.interfaces.report.plots_of_studies import cumulated_plot, efficiency_plot, spread_plot, throughput_plot
 from forerun.interfaces.report.study_cells import scale_cells, variant_cells
-from forerun.interfaces.report.wording import percent, rate, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.experiment.request import Request
+    from forerun.answers.experiment.result import Comparison, ScalePoint, ScalingStudy, StragglerStudy, Variant
 
 _BLAMED = 10
 _LISTED = 40

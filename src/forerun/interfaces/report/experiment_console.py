@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-from forerun.answers.experiment.answers import Answers
-from forerun.answers.experiment.result import (
-    Bill,
-    Comparison,
-    RunResult,
-    ScalePoint,
-    ScalingStudy,
-    StragglerStudy,
-    Variant,
-)
 from forerun.interfaces.report import bands
 from forerun.interfaces.report.console import bars, make_table, print_title
+from forerun.interfaces.report.figures import percent, rate, seconds
 from forerun.interfaces.report.histogram import bar, histogram
 from forerun.interfaces.report.study_cells import scale_cells, variant_cells
-from forerun.interfaces.report.wording import percent, plan_words, rate, seconds
+from forerun.interfaces.report.wording import plan_words
+
+if TYPE_CHECKING:
+    from forerun.answers.experiment.answers import Answers
+    from forerun.answers.experiment.result import (
+        Bill,
+        Comparison,
+        RunResult,
+        ScalePoint,
+        ScalingStudy,
+        StragglerStudy,
+        Variant,
+    )
 
 _LISTED = 6
 """the most lines of sensitivities, recommendations and slowest ranks"""

@@ -14,12 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
 from forerun.answers.analysis.history import COLUMNS, History
-from forerun.answers.experiment.answers import Answers
 from forerun.answers.experiment.records import plain, study_record
 from forerun.answers.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
 from forerun.answers.experiment.run_history import run_history
@@ -31,7 +30,10 @@ from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.page import Document, page, pages_are_possible
 from forerun.interfaces.report.perfetto import write_run_trace
 from forerun.interfaces.report.pictures_of_results import Pictures, run_pictures, study_pictures
-from forerun.interfaces.report.records import to_json, write_rows
+from forerun.interfaces.report.written import to_json, write_rows
+
+if TYPE_CHECKING:
+    from forerun.answers.experiment.answers import Answers
 
 Result: TypeAlias = RunResult | ScalingStudy | Comparison | StragglerStudy
 PAGE = "report.html"

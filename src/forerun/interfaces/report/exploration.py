@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from forerun.astrasim.dse.limits import BYTES_OF_UNIT
 from forerun.astrasim.dse.reasons import COMPUTE, HELD, IDLE, MADE, Change, Reason, reasons
-from forerun.astrasim.dse.result import Explored, PairResult, Row, TrendRow
-from forerun.astrasim.dse.workload import Strategy
 from forerun.common.units import GIB
 from forerun.interfaces.report.console import make_table, print_title
-from forerun.interfaces.report.wording import percent, seconds, three_digits
+from forerun.interfaces.report.figures import percent, seconds, three_digits
+
+if TYPE_CHECKING:
+    from forerun.astrasim.dse.result import Explored, PairResult, Row, TrendRow
+    from forerun.astrasim.dse.workload import Strategy
 
 _MOST_ERRORS = 3
 

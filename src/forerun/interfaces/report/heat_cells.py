@@ -8,9 +8,9 @@ from math import isnan
 import numpy as np
 
 from forerun.answers.search.heat import HeatMap, Known
+from forerun.interfaces.report.figures import three_digits
 from forerun.interfaces.report.series import time_unit
 from forerun.interfaces.report.style import Look
-from forerun.interfaces.report.wording import three_digits
 
 _DARK, _LIGHT = (8, 64, 107), (222, 235, 244)
 """red, green and blue of the best value and of distant ones; darker means better, also in grey print"""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.search.result import SearchResult
+if TYPE_CHECKING:
+    from forerun.answers.search.result import SearchResult
 
 BINS = 10
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from forerun.answers.jobs.outcome import ClusterRequest, PolicyOutcome, in_use
 from forerun.interfaces.report.console import make_table
 from forerun.interfaces.report.drawing import short
+from forerun.interfaces.report.figures import percent
 from forerun.interfaces.report.page import Document, Heading, Listing, Part, Plot, Table, plot_text
 from forerun.interfaces.report.page import Text as Paragraph
 from forerun.interfaces.report.page_sections import reproduce_section
@@ -18,7 +19,6 @@ from forerun.interfaces.report.pictures import picture
 from forerun.interfaces.report.plots import axis, layout, rounded
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from forerun.interfaces.report.whole_run import duration
-from forerun.interfaces.report.wording import percent
 
 COLUMNS = ("policy", "mean JCT", "median", "99 %", "wait", "makespan", "use", "goodput", "Jain", "stops")
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)

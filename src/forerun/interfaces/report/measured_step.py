@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from forerun.answers.analysis.prediction import Prediction
-from forerun.evidence.measure.step import Figure, MeasuredStep
 from forerun.interfaces.report.console import make_table, print_heading
 from forerun.interfaces.report.records import prediction_record
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.prediction import Prediction
+    from forerun.evidence.measure.step import Figure, MeasuredStep
 
 
 def step_record(prediction: Prediction, measured: MeasuredStep | None, figures: Sequence[Figure]) -> dict[str, Any]:

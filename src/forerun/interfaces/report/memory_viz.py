@@ -11,12 +11,14 @@ import pickle
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.common.files import whole_file
 from forerun.common.units import PS_PER_US
-from forerun.core.engine.simulate import Timeline
 from forerun.core.program.types import Block, Category, FlatProgram, Program
+
+if TYPE_CHECKING:
+    from forerun.core.engine.simulate import Timeline
 
 _BASE = 0x7F0000000000
 _ALIGN = 512

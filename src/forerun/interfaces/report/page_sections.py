@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from forerun.answers.analysis.bottlenecks import Bottlenecks, Usage
-from forerun.answers.analysis.critical_path import CriticalPath
-from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.tables import kernel_times
-from forerun.answers.analysis.what_if import WhatIf
-from forerun.answers.experiment.result import Bill
 from forerun.common.units import PS_PER_S
 from forerun.common.version import __version__
 from forerun.interfaces.report import bands
 from forerun.interfaces.report.around_step import LOOP, LOOP_COLUMNS, checkpoint_words, loop_rows, mean_step
+from forerun.interfaces.report.figures import percent, rate, seconds
 from forerun.interfaces.report.page import Code, Figures, Heading, Listing, Part, Table, Text
 from forerun.interfaces.report.plots import memory_plot, shares_plot, step_plot, timeline_plot, use_plot
 from forerun.interfaces.report.plots_of_studies import sensitivities_plot
 from forerun.interfaces.report.style import MEMORY_LOOKS, WORK_LOOKS
-from forerun.interfaces.report.wording import percent, rate, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.bottlenecks import Bottlenecks, Usage
+    from forerun.answers.analysis.critical_path import CriticalPath
+    from forerun.answers.analysis.prediction import Prediction
+    from forerun.answers.analysis.reading import Simulation
+    from forerun.answers.analysis.what_if import WhatIf
+    from forerun.answers.experiment.result import Bill
 
 _KERNELS = 15
 _CONTRIBUTORS = 10

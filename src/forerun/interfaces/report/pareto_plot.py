@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.astrasim.dse.result import Explored, PairResult, Row
 from forerun.common.files import whole_file
 from forerun.interfaces.report.drawing import logarithmic_ticks, panels, png
 from forerun.interfaces.report.exploration import strategy_words
 from forerun.interfaces.report.style import BLUE, ORANGE, VERMILLION
+
+if TYPE_CHECKING:
+    from forerun.astrasim.dse.result import Explored, PairResult, Row
 
 _PANEL_INCHES = (8.0, 5.0)
 _COLUMNS = 2

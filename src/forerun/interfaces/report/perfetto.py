@@ -7,13 +7,15 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from forerun.answers.analysis.history import RunIteration
 from forerun.common.files import whole_file
-from forerun.core.engine.simulate import Timeline
 from forerun.core.program.kinds import OpKind, columns_of
 from forerun.core.program.types import I64, N_STREAMS, Collective, FlatProgram, Phase, Program, Stream
+
+if TYPE_CHECKING:
+    from forerun.core.engine.simulate import Timeline
 
 _HOST_TID = N_STREAMS
 """the number of the host's thread, after those of the streams"""

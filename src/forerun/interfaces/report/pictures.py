@@ -9,12 +9,14 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.common.files import make_folder, whole_files
 from forerun.interfaces.report.drawing import legend_below, logarithmic_ticks, panels, png, short
-from forerun.interfaces.report.page import Plot
 from forerun.interfaces.report.style import BLACK
+
+if TYPE_CHECKING:
+    from forerun.interfaces.report.page import Plot
 
 _PX_PER_INCH = 76
 _WIDTH_INCHES = 10.0

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from forerun.answers.analysis.bottlenecks import Usage
 from forerun.answers.experiment.result import Comparison, RunResult, ScalingStudy, StragglerStudy
-from forerun.answers.search.heat import HeatMap
-from forerun.answers.search.result import SearchResult
-from forerun.answers.search.sweep import Sweep
 from forerun.interfaces.report.documents_of_studies import comparison_plot
 from forerun.interfaces.report.heat_cells import heat_title, heat_words
-from forerun.interfaces.report.page import Plot
 from forerun.interfaces.report.pictures import picture
 from forerun.interfaces.report.plots import iterations_plot, memory_plot, timeline_plot, use_plot
 from forerun.interfaces.report.plots_of_searches import figures_of, heat_plot, plans_plot, sweep_plot
 from forerun.interfaces.report.plots_of_studies import cumulated_plot, efficiency_plot, spread_plot, throughput_plot
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.bottlenecks import Usage
+    from forerun.answers.search.heat import HeatMap
+    from forerun.answers.search.result import SearchResult
+    from forerun.answers.search.sweep import Sweep
+    from forerun.interfaces.report.page import Plot
 
 Study: TypeAlias = ScalingStudy | Comparison | StragglerStudy
 Pictures: TypeAlias = dict[str, Callable[[], bytes]]

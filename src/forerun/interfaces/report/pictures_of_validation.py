@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.common.errors import ForerunError
 from forerun.evidence.validation import metrics
-from forerun.evidence.validation.run import RowResult
 from forerun.interfaces.report.drawing import drawing_is_possible, legend_below, logarithmic_ticks, panels, png
 from forerun.interfaces.report.pictures import write_pictures
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
+
+if TYPE_CHECKING:
+    from forerun.evidence.validation.run import RowResult
 
 _MARKS = dict(
     zip(

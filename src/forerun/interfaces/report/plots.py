@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.answers.analysis.bottlenecks import Usage
-from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.timeline_lanes import Lane, lanes
 from forerun.answers.experiment.result import CAUSES, Iteration
 from forerun.common.units import PS_PER_S
+from forerun.interfaces.report.figures import percent, seconds
 from forerun.interfaces.report.page import Plot, plot_text
 from forerun.interfaces.report.series import FEW, LOG_FROM, Bar, MemoryCurve, iteration_bars, memory_curve, time_unit
 from forerun.interfaces.report.style import BLACK, BLUE, CAUSE_LOOKS, VERMILLION, WORK_LOOKS, Look
-from forerun.interfaces.report.wording import percent, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.bottlenecks import Usage
+    from forerun.answers.analysis.prediction import Prediction
+    from forerun.answers.analysis.reading import Simulation
 
 _FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif", "size": 13, "color": "#1a1a1a"}
 _GRID = "#e4e4e4"

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.answers.search.front import Front
-from forerun.answers.search.heat import HeatMap
-from forerun.answers.search.result import SearchResult
-from forerun.answers.search.sweep import Sweep, SweepPoint
+from forerun.interfaces.report.figures import rate, seconds
 from forerun.interfaces.report.heat_cells import LOOKS, Cell, axis_name, heat_cells, heat_title, label_lines
-from forerun.interfaces.report.histogram import Bin
 from forerun.interfaces.report.page import Plot, plot_text
 from forerun.interfaces.report.plots import axis, far_apart, hatch, layout, rounded
 from forerun.interfaces.report.plots_of_studies import line
 from forerun.interfaces.report.series import found_too_large, time_unit
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, Look
-from forerun.interfaces.report.wording import plan_words, rate, seconds
+from forerun.interfaces.report.wording import plan_words
+
+if TYPE_CHECKING:
+    from forerun.answers.search.front import Front
+    from forerun.answers.search.heat import HeatMap
+    from forerun.answers.search.result import SearchResult
+    from forerun.answers.search.sweep import Sweep, SweepPoint
+    from forerun.interfaces.report.histogram import Bin
 
 
 @dataclass(frozen=True, slots=True)

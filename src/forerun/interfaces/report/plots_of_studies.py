@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.answers.analysis.what_if import WhatIf
-from forerun.answers.experiment.result import ScalePoint, ScalingStudy, StragglerStudy
+from forerun.interfaces.report.figures import seconds
 from forerun.interfaces.report.page import Plot
 from forerun.interfaces.report.plots import axis, far_apart, labelled_bars, layout, rounded
 from forerun.interfaces.report.series import cumulated, time_unit
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
-from forerun.interfaces.report.wording import seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.what_if import WhatIf
+    from forerun.answers.experiment.result import ScalePoint, ScalingStudy, StragglerStudy
 
 _BINS = 40
 _MOST_POINTS = 1500

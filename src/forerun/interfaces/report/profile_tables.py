@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from forerun.answers.profile.analyze import Analysis
-from forerun.answers.profile.facts import ProfileFacts
-from forerun.answers.profile.imported import Imported
 from forerun.answers.profile.kernel_types import short_name
-from forerun.answers.profile.tables import Cell
 from forerun.common.files import make_folder
 from forerun.common.units import GIB
 from forerun.interfaces.report.console import make_table, print_table, print_title
-from forerun.interfaces.report.records import write_table
-from forerun.interfaces.report.wording import percent, seconds
+from forerun.interfaces.report.figures import percent, seconds
+from forerun.interfaces.report.written import write_table
+
+if TYPE_CHECKING:
+    from forerun.answers.profile.analyze import Analysis
+    from forerun.answers.profile.facts import ProfileFacts
+    from forerun.answers.profile.imported import Imported
+    from forerun.answers.profile.tables import Cell
 
 _NAME_WIDTH = 60
 _TITLES = {

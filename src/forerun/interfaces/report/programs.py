@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from forerun.answers.search.programs import Fitting, ProgramRanking
-from forerun.answers.search.result import Objective
 from forerun.interfaces.report.console import make_table, print_figures, print_histogram, print_missing, print_title
+from forerun.interfaces.report.figures import dollars, percent, rate, seconds
 from forerun.interfaces.report.histogram import histogram
-from forerun.interfaces.report.records import bin_record, prediction_record, write_rows
-from forerun.interfaces.report.wording import dollars, percent, rate, seconds
+from forerun.interfaces.report.records import prediction_record
+from forerun.interfaces.report.records_of_searches import bin_record
+from forerun.interfaces.report.written import write_rows
+
+if TYPE_CHECKING:
+    from forerun.answers.search.programs import Fitting, ProgramRanking
+    from forerun.answers.search.result import Objective
 
 
 def programs_record(ranking: ProgramRanking, top: int) -> dict[str, Any]:

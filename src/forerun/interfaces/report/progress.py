@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from forerun.interfaces.report.console import console
+from forerun.interfaces.report.terminal import console
 
 _REFRESH_EVERY = 16
 """predictions between two updates of the progress bar"""

@@ -6,16 +6,13 @@ Readable at 80 columns and without colour.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.search.front import Front
-from forerun.answers.search.result import SearchResult
 from forerun.answers.search.sweep import Sweep, SweepPoint, tokens_per_s
-from forerun.answers.search.why import Verdict
 from forerun.describe.stacks.catalog import DEFAULT_STACK
 from forerun.interfaces.report.console import (
     make_table,
@@ -25,20 +22,15 @@ from forerun.interfaces.report.console import (
     print_table,
     print_title,
 )
+from forerun.interfaces.report.figures import dollars, percent, rate, seconds
 from forerun.interfaces.report.histogram import runtime_histogram
-from forerun.interfaces.report.wording import (
-    RENAMED,
-    SAME,
-    choice_words,
-    dollars,
-    log_line,
-    mark,
-    notes_on,
-    percent,
-    plan_words,
-    rate,
-    seconds,
-)
+from forerun.interfaces.report.wording import RENAMED, SAME, choice_words, log_line, mark, notes_on, plan_words
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.prediction import Prediction
+    from forerun.answers.search.front import Front
+    from forerun.answers.search.result import SearchResult
+    from forerun.answers.search.why import Verdict
 
 
 def print_search(out: Console, result: SearchResult, top: int, flops_per_token: float, again: str) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.analysis.reading import Simulation
 from forerun.answers.experiment.result import CAUSES, Iteration
-from forerun.answers.search.result import SearchResult
 from forerun.common.units import GIB, PS_PER_S
 from forerun.core.memory.over_time import memory_over_time
 from forerun.core.program.types import Category
 from forerun.interfaces.report.style import MEMORY_LOOKS, Look
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.prediction import Prediction
+    from forerun.answers.analysis.reading import Simulation
+    from forerun.answers.search.result import SearchResult
 
 LOG_FROM = 4.0
 """largest value over smallest, from which a scale is logarithmic"""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.diff.changes import StepDiff, TensorChange, WorkChange
 from forerun.common.units import GIB, MIB
 from forerun.interfaces.report.console import make_table, print_table
-from forerun.interfaces.report.wording import percent, seconds
+from forerun.interfaces.report.figures import percent, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.prediction import Prediction
+    from forerun.answers.diff.changes import StepDiff, TensorChange, WorkChange
 
 _CAUSE_LEAST_S = 1e-6
 """causes that change by less are not shown"""

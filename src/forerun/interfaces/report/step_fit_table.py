@@ -6,18 +6,20 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 
-from forerun.core.program.types import F64
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.spec import ModelSpec
-from forerun.evidence.fitting.fit import Fit
 from forerun.evidence.fitting.left_out import AnchoredErrors, mean_errors
-from forerun.evidence.fitting.steps import Step
 from forerun.interfaces.report.console import print_table
+
+if TYPE_CHECKING:
+    from forerun.core.program.types import F64
+    from forerun.evidence.fitting.fit import Fit
+    from forerun.evidence.fitting.steps import Step
 
 _COLUMNS = (
     "id",

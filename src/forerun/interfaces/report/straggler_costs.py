@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from forerun.answers.stragglers.study import StragglerCosts
 from forerun.interfaces.report.console import make_table, print_title
+from forerun.interfaces.report.figures import percent, seconds
 from forerun.interfaces.report.page import Document, Figures, Heading, Listing, Part, Plot, Table
 from forerun.interfaces.report.page_sections import reproduce_section
 from forerun.interfaces.report.plots import axis, labelled_bars, layout, rounded
 from forerun.interfaces.report.style import BLUE, GREEN, VERMILLION
-from forerun.interfaces.report.wording import percent, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.stragglers.study import StragglerCosts
 
 TIME_COLUMNS = ("mean step", "time", "")
 _FEW = 10

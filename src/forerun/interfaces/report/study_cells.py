@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from forerun.answers.experiment.result import Bill, ScalePoint, Variant
-from forerun.interfaces.report.wording import percent, rate, seconds
+from forerun.interfaces.report.figures import percent, rate, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.experiment.result import Bill, ScalePoint, Variant
 
 
 class StudyCells(NamedTuple):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from forerun.answers.analysis.reading import Simulation
-from forerun.answers.analysis.what_if import WhatIf
 from forerun.answers.search.sweep import Sweep, SweepPoint, tokens_per_s
 from forerun.interfaces.report.documents import best_sections
+from forerun.interfaces.report.figures import percent, rate, seconds
 from forerun.interfaces.report.page import Document, Heading, Part, Table, Text
 from forerun.interfaces.report.page_sections import dollars, figures, warnings
 from forerun.interfaces.report.plots_of_searches import figures_of, sweep_plot
-from forerun.interfaces.report.wording import percent, plan_words, rate, seconds
+from forerun.interfaces.report.wording import plan_words
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.reading import Simulation
+    from forerun.answers.analysis.what_if import WhatIf
 
 
 def sweep_document(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.tables import kernel_times, module_times, stream_times
 from forerun.core.program.types import Phase
 from forerun.interfaces.report.console import print_heading, print_missing, print_table
+from forerun.interfaces.report.figures import percent, seconds
 from forerun.interfaces.report.records import prediction_record
-from forerun.interfaces.report.wording import percent, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.reading import Simulation
 
 
 def timeline_record(simulation: Simulation, rank_class: int, depth: int) -> dict[str, Any]:

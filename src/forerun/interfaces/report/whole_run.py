@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from forerun.answers.goodput.outcome import MEASURED_AS, Outcome, Spent
-from forerun.answers.goodput.study import Quantiles, RunStudy
 from forerun.interfaces.report.console import make_table, print_title
-from forerun.interfaces.report.wording import dollars, percent, seconds
+from forerun.interfaces.report.figures import dollars, percent, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.goodput.study import Quantiles, RunStudy
 
 _SPENT_WORDS = {
     Spent.START: "first start",

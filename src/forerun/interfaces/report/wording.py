@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.reading import TIGHT
-from forerun.answers.search.choices import Choice
 from forerun.describe.kernels.dispatchers import AUTO
 from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
+from forerun.interfaces.report.figures import percent, seconds
+
+if TYPE_CHECKING:
+    from forerun.answers.analysis.prediction import Prediction
+    from forerun.answers.search.choices import Choice
 
 SAME = "placed on the nodes as another order of the mesh axes"
 """plans that another one stands for"""
 RENAMED = "named otherwise by another plan, which executes the same step"
 """other plans that another one stands for"""
 _ALWAYS_SHOWN = ("seq_len", "micro_batch", "n_microbatches")
-
-
-def seconds(time_s: float) -> str:
-    """Three digits, in s, ms or us."""
-    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if time_s >= s), ("us", 1e-6))
-    value = time_s / size
-    return "0 s" if value == 0 else f"{three_digits(value)} {unit}"
-
-
-def three_digits(value: float) -> str:
-    """Returns a number of at least 1 with three significant digits, or all digits before the point if there are
-    more."""
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def percent(share: float | None) -> str:
-    """Returns a share as a percentage with one digit after the point."""
-    return "unknown" if share is None else f"{share:.1%}"
-
-
-def dollars(amount: float | None) -> str:
-    """Returns an amount of money to the cent."""
-    return "unknown" if amount is None else f"{amount:,.2f}"
-
-
-def rate(per_s: float | None) -> str:
-    """Returns a rate per second as a whole number, or with three digits if it is small."""
-    if per_s is None:
-        return "unknown"
-    return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}"
 
 
 def mark(prediction: Prediction) -> str:

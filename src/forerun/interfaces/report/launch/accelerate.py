@@ -7,14 +7,16 @@ parallelism_config.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from forerun.interfaces.report.launch.deepspeed import CONFIG as DEEPSPEED_CONFIG
 from forerun.interfaces.report.launch.deepspeed import deepspeed_config, json_text, shape_lines
 from forerun.interfaces.report.launch.torchrun import bash, nodes_of, remark_nodes
-from forerun.interfaces.report.launch.translation import Launch, Translation
+
+if TYPE_CHECKING:
+    from forerun.interfaces.report.launch.translation import Launch, Translation
 
 CONFIG = "accelerate.yaml"
 

@@ -7,12 +7,14 @@ runtime/precision_config.py, runtime/tensor_parallel/config.py.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import FP8_PRECISIONS
 from forerun.interfaces.report.launch.torchrun import script
-from forerun.interfaces.report.launch.translation import Launch, Translation
+
+if TYPE_CHECKING:
+    from forerun.describe.model.spec import ModelSpec
+    from forerun.interfaces.report.launch.translation import Launch, Translation
 
 CONFIG = "ds_config.json"
 _MIB = 2**20

@@ -7,12 +7,15 @@ megatron/core, whose fields are arguments.
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
 from forerun.describe.kernels.attention import names_in
 from forerun.interfaces.report.launch.megatron_model import model_arguments
 from forerun.interfaces.report.launch.torchrun import script
-from forerun.interfaces.report.launch.translation import Launch, Translation
 from forerun.sources.symbolic.schedule import layers_of_stages
+
+if TYPE_CHECKING:
+    from forerun.interfaces.report.launch.translation import Launch, Translation
 
 _PIPELINE_INSIDE = "tp-cp-pp-dp_shard-dp_replicate"
 """mesh_order that --use-tp-pp-dp-mapping makes"""

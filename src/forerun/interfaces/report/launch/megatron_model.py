@@ -6,11 +6,15 @@ megatron/core/transformer/transformer_config.py (whose fields are arguments).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from forerun.describe.kernels.dispatchers import AUTO
-from forerun.describe.model.spec import MoESpec
 from forerun.describe.stacks.catalog import load_stack
 from forerun.interfaces.report.launch.special_parts import special_parts
-from forerun.interfaces.report.launch.translation import Translation
+
+if TYPE_CHECKING:
+    from forerun.describe.model.spec import MoESpec
+    from forerun.interfaces.report.launch.translation import Translation
 
 
 def model_arguments(t: Translation) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from forerun.describe.model.spec import ModelSpec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forerun.describe.model.spec import ModelSpec
 
 
 def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.files import make_folder, whole_files
-from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
-from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import check_plan
-from forerun.describe.plan.plan import Plan
 from forerun.interfaces.report.launch.accelerate import accelerate_deepspeed, accelerate_fsdp
 from forerun.interfaces.report.launch.deepspeed import deepspeed
 from forerun.interfaces.report.launch.megatron import megatron
 from forerun.interfaces.report.launch.torchtitan_registry import torchtitan_registry
 from forerun.interfaces.report.launch.torchtitan_toml import torchtitan_toml
 from forerun.interfaces.report.launch.translation import Launch, Translation
+
+if TYPE_CHECKING:
+    from forerun.describe.cluster.types import Cluster
+    from forerun.describe.model.spec import ModelSpec
+    from forerun.describe.plan.plan import Plan
 
 NOTES = "notes.txt"
 _WRITERS: dict[str, Callable[[Translation], Launch]] = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from forerun.interfaces.report.launch.translation import Translation
+if TYPE_CHECKING:
+    from forerun.interfaces.report.launch.translation import Translation
 
 _HOST_GPUS = 8
 """GPUs of the largest common host; a link domain may join several hosts (NVL72)"""

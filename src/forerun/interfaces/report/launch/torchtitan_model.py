@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from forerun.describe.model.spec import ModelSpec
 from forerun.interfaces.report.launch.special_parts import special_parts
-from forerun.interfaces.report.launch.translation import Translation
+
+if TYPE_CHECKING:
+    from forerun.describe.model.spec import ModelSpec
+    from forerun.interfaces.report.launch.translation import Translation
 
 Family = Literal["llama3", "qwen3", "deepseek_v3"]
 

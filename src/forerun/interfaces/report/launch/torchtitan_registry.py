@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.describe.kernels.attention import names_in
 from forerun.describe.plan.plan import FP8_PRECISIONS
@@ -16,7 +16,9 @@ from forerun.interfaces.report.launch.python_text import Call, Code, python_text
 from forerun.interfaces.report.launch.torchrun import script
 from forerun.interfaces.report.launch.torchtitan_model import Family, family_of, rope_theta, shared_experts
 from forerun.interfaces.report.launch.torchtitan_settings import Settings, coarser_checkpointing, common_settings
-from forerun.interfaces.report.launch.translation import Launch, Translation
+
+if TYPE_CHECKING:
+    from forerun.interfaces.report.launch.translation import Launch, Translation
 
 MODULE, FUNCTION = "forerun_torchtitan", "planned"
 _FAMILY = "torchtitan.models"

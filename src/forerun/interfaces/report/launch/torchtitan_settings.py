@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forerun.interfaces.report.launch.torchtitan_model import Family
-from forerun.interfaces.report.launch.translation import Translation
 from forerun.sources.symbolic.schedule import layers_of_stages
+
+if TYPE_CHECKING:
+    from forerun.interfaces.report.launch.torchtitan_model import Family
+    from forerun.interfaces.report.launch.translation import Translation
 
 Settings = dict[str, dict[str, Any]]
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun.describe.kernels.attention import names_in
 from forerun.interfaces.report.launch.python_text import Call, python_text
 from forerun.interfaces.report.launch.torchrun import script
 from forerun.interfaces.report.launch.torchtitan_model import Family, dense_args, family_of, shared_experts
 from forerun.interfaces.report.launch.torchtitan_settings import Settings, coarser_checkpointing, common_settings
-from forerun.interfaces.report.launch.translation import Launch, Translation
+
+if TYPE_CHECKING:
+    from forerun.interfaces.report.launch.translation import Launch, Translation
 
 CONFIG, MODULE, FLAVOR = "forerun.toml", "forerun_model", "planned"
 _ARGS = {"llama3": "TransformerModelArgs", "qwen3": "Qwen3ModelArgs", "deepseek_v3": "DeepSeekV3ModelArgs"}

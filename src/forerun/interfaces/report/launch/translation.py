@@ -6,18 +6,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from forerun.common.errors import ForerunError
 from forerun.common.shipped import shipped_data
-from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.dispatchers import AUTO
 from forerun.describe.kernels.optimizers import optimizer, optimizer_names
-from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
 from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.mesh import groups_of
+
+if TYPE_CHECKING:
+    from forerun.describe.cluster.types import Cluster
+    from forerun.describe.model.spec import ModelSpec
 
 
 @dataclass(frozen=True)
