@@ -117,7 +117,11 @@ def _wrong(code: int, out: str, err: str) -> tuple[str, str] | None:
     errors = [line for line in err.splitlines() if line.startswith(("error:", "Traceback"))]
     if code == BAD_INPUT and (len(errors) != 1 or len(err) > 6000):
         return f"message {err[:40]}", f"{len(errors)} errors in {len(err)} characters: {err[:200]!r}"
-    if code == 0 and (found := _NUMBERS.search(_TEXTS.sub("", out)) or _NEGATIVE.search(out)):
+    if (
+        code == 0
+        and out.lstrip()[:1] in ("{", "[")
+        and (found := _NUMBERS.search(_TEXTS.sub("", out)) or _NEGATIVE.search(out))
+    ):
         return (
             f"nonsense {found.group(0)}",
             f"the output has {found.string[max(0, found.start() - 60) : found.end() + 20]!r}",

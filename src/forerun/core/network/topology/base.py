@@ -21,6 +21,10 @@ from forerun.common.errors import ForerunError
 from forerun.common.jit import njit
 from forerun.core.program.types import F64, I32, I64
 
+_LARGEST = 1e12
+"""of a bandwidth in GB/s, a latency in ns and all other figures"""
+_LEAST_GBPS = 1e-9
+"""a byte a second"""
 MAX_DEVICES = 1 << 24
 MAX_LINKS = 1 << 25
 _MAX_TABLE = 200_000_000
@@ -109,6 +113,10 @@ class Topology(ABC):
         if value < 0 or (value == 0 and name.endswith("bandwidth_gbps")):
             least = "above 0" if name.endswith("bandwidth_gbps") else "0 or more"
             raise self.error(f"{name} is {value!r}, it has to be {least}")
+        if value > _LARGEST:
+            raise self.error(f"{name} is {value!r:.60}, at most {_LARGEST:.0e} is simulated")
+        if name.endswith("bandwidth_gbps") and value < _LEAST_GBPS:
+            raise self.error(f"{name} is {value!r}, at least {_LEAST_GBPS:g} is simulated")
 
     # -- what a topology says --------------------------------------------------------------------------------------
 
