@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import NamedTuple
 
 import numpy as np
 
+from forerun.common.admission import parse_json
+from forerun.common.errors import ForerunError
 from forerun.core.program.types import Phase
 from forerun.sources.profile.event_keys import Key
 from forerun.sources.profile.step import NONE, Step
@@ -86,8 +87,8 @@ def operators_of(step: Step, labels: list[Label]) -> dict[int, Operator]:
 
 def _sizes(text: str) -> tuple[tuple[int, ...], ...] | None:
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = parse_json(text, "sizes")
+    except ForerunError:
         return None
     if not isinstance(value, list):
         return None
