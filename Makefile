@@ -24,9 +24,9 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist loa
 tests: kernels
 	$(PYTEST)
 
-# object code for the kernels, where a source has changed since the package was installed
+# object code for the kernels, and YAML files parsed, where a source has changed since the package was installed
 kernels: $(VENV)/installed-test
-	$(BIN)/python -m forerun.common.native.build
+	$(BIN)/python -m forerun.common.build_ahead
 
 # what make test leaves out: long tests, and the search on Ray (79 MB)
 long: kernels

@@ -28,7 +28,7 @@ class WithKernels(build_py):
             metadata.write_text(f"Metadata-Version: 2.1\nName: forerun\nVersion: {version}\n")
             paths = [str(root), installed, *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-            built = subprocess.run([sys.executable, "-m", "forerun.common.native.build"], env=environment)
+            built = subprocess.run([sys.executable, "-m", "forerun.common.build_ahead"], env=environment)
         if built.returncode:
             print("forerun: kernels were not compiled; numba compiles them when they are first called", file=sys.stderr)
 

@@ -23,7 +23,9 @@ ROOMS = {
         ["version", "errors", "units", "arrays", "former_names"],
         ["admission"],
         ["files", "native", "processes", "content", "records"],
-        ["jit", "ray_cluster", "yaml_files", "array_files"],
+        ["jit", "ray_cluster", "parsed_yaml", "array_files"],
+        ["yaml_files"],
+        ["build_ahead"],
         ["shipped"],
     ],
     "describe": [["cluster", "model", "kernels"], ["stacks"], ["plan"]],
@@ -151,6 +153,8 @@ READERS = {
 """the modules that read: all that comes in goes through these"""
 OF_ITS_OWN = {
     "common/files.py": "what it has just written",
+    "common/build_ahead.py": "the package's own YAML files, and what it writes of them",
+    "common/parsed_yaml.py": "what the build of the package writes",
     "common/native": "what the build of the package writes: object code, its index, the types that it compiles for",
     "sources/trace/job.py": "the two sides of a traced run exchange these files",
     "sources/trace/module_request.py": "as above",

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from forerun.common.admission import DEEPEST, admit, read_text
 from forerun.common.errors import ForerunError
+from forerun.common.parsed_yaml import parsed_ahead
 
 
 class Entry(BaseModel):
@@ -89,6 +90,9 @@ def parse_yaml(text: str, place: str) -> dict[str, Any]:
 
 def parse_any_yaml(text: str, place: str) -> Any:
     """Returns the contents of a YAML text, whatever their type. Raises ForerunError as `read_yaml` does."""
+    known = parsed_ahead(text)
+    if known is not None:
+        return known
     try:
         data = _loaded(text)
     except yaml.YAMLError as error:

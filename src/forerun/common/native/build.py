@@ -1,4 +1,4 @@
-"""Compiles functions ahead of time: `python -m forerun.common.native.build` writes the object code of the library.
+"""Compiles functions ahead of time and writes the object code of the library.
 
 `signatures.json` lists the types that each function is called with.
 """
@@ -108,7 +108,3 @@ def main() -> None:
             print(line, file=sys.stderr)
         shutil.rmtree(FOLDER, ignore_errors=True)
         shutil.copytree(folder, FOLDER)
-
-
-if __name__ == "__main__":
-    main()

@@ -47,9 +47,10 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     preset nor a path, and ForerunError for a bad file, both in one line.
     """
     name = str(name_or_path).strip()
-    if isinstance(name_or_path, str) and (name.lower() in _entries() or not name):
+    may_be_preset = isinstance(name_or_path, str) and _may_be_preset(name)
+    if may_be_preset and (name.lower() in _entries() or not name):
         return _preset(name)
-    if isinstance(name_or_path, str) and name.lower() in convolutional_names():
+    if may_be_preset and name.lower() in convolutional_names():
         raise ForerunError(
             f"{name} is a model given layer by layer, which `forerun predict` and `forerun experiment` take; give a"
             " transformer here (forerun models)"
@@ -75,7 +76,7 @@ def load_any(name_or_path: str | Path) -> ModelSpec | LayeredModel:
     """Returns a transformer as `load_model` does, or the model of a preset or YAML file that lists its layers."""
     if isinstance(name_or_path, str):
         name = name_or_path.strip()
-        if name.lower() in convolutional_names():
+        if _may_be_preset(name) and name.lower() in convolutional_names():
             return load_convolutional(name)
         if not _is_path(name) and name.lower() not in _entries() and not is_hub_name(name):
             raise UnknownName("model or folder", name, [*model_names(), *convolutional_names()], _LISTING)
@@ -106,6 +107,11 @@ def model_table() -> list[ModelRow]:
 def _layered_row(model: LayeredModel) -> ModelRow:
     parameters = model.parameter_count
     return ModelRow(model.name, parameters, parameters, len(model.layers), None, None, model.source)
+
+
+def _may_be_preset(name: str) -> bool:
+    """Whether a text looks like a name, so that the presets have to be read to tell."""
+    return "/" not in name and Path(name).suffix not in _SUFFIXES
 
 
 def _is_path(name: str) -> bool:
