@@ -196,7 +196,7 @@ def test_a_file_of_unlike_gpus_is_scheduled_and_written(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "arguments", "words"),
     [
-        ({"rates_json": "{"}, [], "not valid JSON"),
+        ({"rates_json": "{"}, [], "not JSON"),
         ({"rates_json": "{}"}, [], "no throughputs of GPU kind v100"),
         ({"rates_json": '{"v100": {"LM": {}}, "k80": {}}'}, [], "expected ('job type', GPUs)"),
         ({"jobs_trace": "LM\t1\n"}, [], "line 1: expected 10 columns"),

@@ -23,7 +23,10 @@ H100 = load_cluster("h100-sxm")
         (Plan(seq_len=512, micro_batch=10**13), "tokens in a micro batch; at most 4,294,967,296"),
         (Plan(seq_len=512, n_microbatches=9007199254740993), "9,007,199,254,740,992 micro batches; at most 20,000"),
         (Plan(seq_len=512, n_microbatches=20_000 - 1, dp_shard=1), ""),
-        (Plan(seq_len=512, dp_replicate=2, ddp_bucket_mib=1e-7), "buckets of gradients of 1e-07 MiB; at most 20,000"),
+        (
+            Plan(seq_len=512, dp_replicate=2, ddp_bucket_mib=1e-7),
+            "buckets of gradients (ddp_bucket_mib 1e-07); at most 20,000",
+        ),
         (Plan(seq_len=512, dp_replicate=2, ddp_bucket_mib=25.0), ""),
         (Plan(seq_len=512, dp_replicate=2, ddp_bucket_mib=0.0), ""),
     ],

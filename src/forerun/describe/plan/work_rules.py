@@ -64,7 +64,7 @@ def too_much_work_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
         (plan.micro_batch * plan.seq_len, MOST_TOKENS, "tokens in a micro batch"),
         (plan.n_microbatches, MOST_MICRO_BATCHES, "micro batches"),
         (passes, MOST_PASSES, of),
-        (_buckets(model, plan), MOST_BUCKETS, f"buckets of gradients of {plan.ddp_bucket_mib:g} MiB"),
+        (_buckets(model, plan), MOST_BUCKETS, f"buckets of gradients (ddp_bucket_mib {plan.ddp_bucket_mib:g})"),
     )
     size, most, what = next(reason for reason in reasons if reason[0] > reason[1])
     return f"{size:,.0f} {what}; at most {most:,} are simulated"

@@ -24,8 +24,8 @@ from forerun.answers.experiment.description.sections import IDEAL, NetworkSectio
 from forerun.answers.experiment.description.training import (
     DEFAULTS_BY_KIND,
     agreed,
-    check_buckets,
     disturbance_of,
+    in_spelling,
     iterations_of,
     open_axes,
     peak_dtype,
@@ -155,9 +155,8 @@ def _setup(
     defaults = {"seq_len": own_length, **DEFAULTS_BY_KIND["images" if convolutional else "tokens"]}
     values = open_axes({**defaults, **fields, "precision": precision}, pattern.zero_stage if pattern else 0)
     plan = plan_of(values, machine.n_gpus, at_training)
-    with at(at_training):
+    with at(at_training), in_spelling():
         check_plan(model, plan, cluster)
-    check_buckets(model, plan, at_training)
     setup = Setup(
         model,
         plan,

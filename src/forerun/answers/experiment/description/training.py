@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -11,11 +13,7 @@ from forerun.answers.analysis.setup import Setup
 from forerun.answers.experiment.description.sections import HardwareSection, TrainingSection
 from forerun.answers.experiment.request import Disturbance
 from forerun.common.errors import ForerunError, ImpossiblePlan, at
-from forerun.common.units import MIB
 from forerun.describe.cluster.types import Device
-from forerun.describe.model.layered import LayeredModel
-from forerun.describe.model.parameters import parameter_count
-from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.complete import REST, complete_plan
 from forerun.describe.plan.fields import choices
 from forerun.describe.plan.plan import Plan
@@ -40,9 +38,6 @@ DEFAULT_WARMUP_SLOWDOWN = 2.0
 MOST_OF_ANY_KEY = 10**8
 MOST_OF_A_PLAN = {"seq_len": 10**7, "micro_batch": 10**6, "n_microbatches": 10_000}
 """limits of the numbers, for both spellings of a key"""
-MOST_BUCKETS = 100_000
-_GRADIENT_BYTES = 4
-"""the most bytes of the gradient of a parameter"""
 MOST_ITERATIONS = 10**9
 
 
@@ -145,15 +140,16 @@ def plan_of(values: Mapping[str, Any], n_gpus: int, place: str) -> Plan:
             raise ImpossiblePlan(f"{error}; leave dp_replicate or dp_shard out, or make one of them -1") from None
 
 
-def check_buckets(model: ModelSpec | LayeredModel, plan: Plan, place: str) -> None:
-    """Raise ForerunError where gradients are cut into so many buckets that nobody can mean it, or simulate it."""
-    parameters = model.parameter_count if isinstance(model, LayeredModel) else parameter_count(model)
-    buckets = parameters * _GRADIENT_BYTES / (plan.ddp_bucket_mib * MIB) if plan.ddp_bucket_mib else 0
-    if plan.dp > 1 and buckets > MOST_BUCKETS:
-        raise ForerunError(
-            f"{place}: bucket_size_mb {plan.ddp_bucket_mib:g} cuts the gradients of {parameters:,} parameters into"
-            f" {buckets:,.0f} buckets, more than {MOST_BUCKETS:,}; raise it"
-        )
+@contextmanager
+def in_spelling() -> Iterator[None]:
+    """Names fields of a plan in the messages of errors as an experiment's `training` spells them."""
+    try:
+        yield
+    except ImpossiblePlan as error:
+        message = str(error)
+        for key, field in SPELLINGS.items():
+            message = re.sub(rf"\b{field}\b", key, message)
+        raise ImpossiblePlan(message) from None
 
 
 def disturbance_of(training: TrainingSection, hardware: HardwareSection, place: str) -> Disturbance:
