@@ -38,12 +38,12 @@ CALLS: dict[str, tuple[Any, ...]] = {
 def functions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[..., Any]]:
     """The functions of the sample, compiled into a folder and loaded from it."""
     folder = tmp_path_factory.mktemp("objects")
-    signatures = {}
+    called = []
     for name, arguments in CALLS.items():
         result = getattr(sample, name).py_func(*arguments)
         variant = {"arguments": [*map(layout_of, arguments)], "result": layout_of(result)}
-        signatures[f"native_sample:{name}"] = [json.loads(json.dumps(variant))]
-    assert build(folder, signatures) == []
+        called.append((f"native_sample:{name}", json.loads(json.dumps(variant))))
+    assert build(folder, called) == []
     library = native.Library(folder, json.loads((folder / "index.json").read_text()))
     return {name: next(library.variants(f"native_sample:{name}")) for name in CALLS}
 

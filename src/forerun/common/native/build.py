@@ -1,6 +1,6 @@
 """Compiles functions ahead of time and writes the object code of the library.
 
-`signatures.json` lists the types that each function is called with.
+`signatures.jsonl` lists the types that each function is called with.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ctypes
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from importlib import import_module
@@ -24,13 +24,13 @@ import numba
 
 from forerun.common.native.library import FOLDER, library, machine, stamp
 from forerun.common.native.shim import shim_of
-from forerun.common.native.signatures import SIGNATURES
+from forerun.common.native.signatures import Signature, signatures
 
 _BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-def build(folder: Path, signatures: dict[str, list[dict[str, Any]]], compiling: Callable[..., Any] = map) -> list[str]:
-    """Writes the index and one object file for each of `signatures` (see signatures.json) into `folder`.
+def build(folder: Path, called: Sequence[Signature], compiling: Callable[..., Any] = map) -> list[str]:
+    """Writes the index and one object file for each of the signatures `called` into `folder`.
 
     Args:
         compiling: applies a function to a list, as `map` does; the map of a pool compiles several functions at a time.
@@ -40,17 +40,18 @@ def build(folder: Path, signatures: dict[str, list[dict[str, Any]]], compiling: 
     folder.mkdir(parents=True, exist_ok=True)
     code, runtime = _runtime()
     (folder / "runtime.o").write_bytes(code)
-    variants = [(name, variant) for name, some in signatures.items() for variant in some]
     functions: dict[str, list[dict[str, Any]]] = {}
+    of_these_sources = stamp()
     left_out = []
-    for number, (made, (name, variant)) in enumerate(zip(compiling(_compiled, variants), variants, strict=True)):
+    for number, (made, (name, variant)) in enumerate(zip(compiling(_compiled, called), called, strict=True)):
         missing = sorted(made.missing - runtime)
         if missing:
             left_out.append(f"{name}: it calls {', '.join(missing)}, which this library does not have")
             continue
-        (folder / f"{number}.o").write_bytes(made.code)
-        functions.setdefault(name, []).append({**variant, "object": f"{number}.o", "symbol": made.symbol})
-    index = {"machine": machine(), "stamp": stamp(), "functions": functions}
+        file = f"{of_these_sources}-{number}.o"
+        (folder / file).write_bytes(made.code)
+        functions.setdefault(name, []).append({**variant, "object": file, "symbol": made.symbol})
+    index = {"machine": machine(), "stamp": of_these_sources, "functions": functions}
     (folder / "index.json").write_text(json.dumps(index))
     return left_out
 
@@ -62,15 +63,15 @@ class _Compiled(NamedTuple):
     """functions that it calls and that the C library does not have"""
 
 
-def _compiled(named: tuple[str, dict[str, Any]]) -> _Compiled:
-    """Compiles a function, given as `module:name`, for the types of one call."""
-    name, variant = named
+def _compiled(signature: Signature) -> _Compiled:
+    """Compiles a function for the types of one call."""
+    name, variant = signature
     module, _, function = name.partition(":")
     shim = shim_of(getattr(import_module(module), function).dispatcher, variant["arguments"], variant["result"])
     compiled: Any = partial(numba.njit, "int64(int64)", **_BARE)()(shim)
     (made,) = compiled.overloads.values()
-    called = {function.name for function in made.library._final_module.functions if function.is_declaration}
-    return _Compiled(made.library._get_compiled_object(), made.fndesc.llvm_func_name, set(filter(_is_missing, called)))
+    outside = {function.name for function in made.library._final_module.functions if function.is_declaration}
+    return _Compiled(made.library._get_compiled_object(), made.fndesc.llvm_func_name, set(filter(_is_missing, outside)))
 
 
 def _is_missing(name: str) -> bool:
@@ -101,10 +102,9 @@ def main() -> None:
     """Builds the library beside this file, unless it is there; prints what stays for numba to compile."""
     if library() is not None:
         return
-    signatures = json.loads(SIGNATURES.read_bytes())
     pool = ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_prepare)
     with TemporaryDirectory(dir=FOLDER.parent) as folder, pool:
-        for line in build(Path(folder), signatures, pool.map):
+        for line in build(Path(folder), signatures(), pool.map):
             print(line, file=sys.stderr)
         shutil.rmtree(FOLDER, ignore_errors=True)
         shutil.copytree(folder, FOLDER)

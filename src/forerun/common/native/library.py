@@ -15,6 +15,7 @@ import sys
 import sysconfig
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ COMPILED_FOLDERS = (
 """packages with compiled functions, or with constants that are compiled into them"""
 
 
-_SOURCES = {".py", ".yaml", ".json", ".ll"}
+_SOURCES = {".py", ".yaml", ".jsonl", ".ll"}
 
 
 class Mismatch(Exception):
@@ -96,9 +97,13 @@ class Library:
         self._loaded: set[str] = set()
 
     def variants(self, name: str) -> Iterator[Callable[..., Any]]:
-        """The functions of this `module:name`, one for each set of argument types."""
+        """The functions of this `module:name`, one for each set of argument types.
+
+        None where another process has replaced the object files since the index was read.
+        """
         for variant in self._functions.get(name, []):
-            yield _caller(self, variant)
+            with suppress(OSError):
+                yield _caller(self, variant)
 
     def address(self, name: str, symbol: str) -> int:
         """The address of a symbol of an object file, which is loaded where it is not yet."""

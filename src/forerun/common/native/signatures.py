@@ -1,43 +1,40 @@
 """The types that functions are called with, which decide what the build compiles.
 
-With `FORERUN_RECORD_SIGNATURES=FILE` in its environment, a command compiles everything with numba and adds the types of
-its calls to FILE.
+With `FORERUN_RECORD_SIGNATURES=FILE` in its environment, a command compiles everything with numba and appends the types
+of its calls to FILE, in lines as `signatures.jsonl` has them.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from forerun.common.native.layout import layout_of
 
-SIGNATURES = Path(__file__).with_name("signatures.json")
-"""by `module:name`, a list of {"arguments": [layout, ...], "result": layout}"""
+Signature: TypeAlias = tuple[str, dict[str, Any]]
+"""`module:name`, and {"arguments": [layout, ...], "result": layout}"""
 RECORDING = os.environ.get("FORERUN_RECORD_SIGNATURES", "")
-_recorded: dict[str, list[dict[str, Any]]] = {}
+_recorded: list[Signature] = []
+
+
+def signatures() -> list[Signature]:
+    """What the build compiles."""
+    text = Path(__file__).with_name("signatures.jsonl").read_text(encoding="utf-8")
+    return [(name, variant) for name, variant in map(json.loads, text.splitlines())]
 
 
 def record(name: str, arguments: tuple[Any, ...], result: Any) -> None:
-    """Adds the types of a call to the file, unless it has them. Several processes can write to one file.
+    """Appends the types of a call to the file, once for each process.
 
     It leaves a call out that has an argument or a result without layout.
     """
     try:
-        variant = {"arguments": [*map(layout_of, arguments)], "result": layout_of(result)}
+        called = (name, {"arguments": [*map(layout_of, arguments)], "result": layout_of(result)})
     except TypeError:
         return
-    if variant in _recorded.setdefault(name, []):
-        return
-    _recorded[name].append(variant)
-    with open(RECORDING, "a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        known = json.loads(file.read() or "{}")
-        if variant not in known.setdefault(name, []):
-            known[name].append(variant)
-            file.truncate(0)
-            lines = (f"{json.dumps(name)}: {json.dumps(variants)}" for name, variants in sorted(known.items()))
-            file.write("{\n" + ",\n".join(lines) + "\n}\n")
+    if called not in _recorded:
+        _recorded.append(called)
+        with open(RECORDING, "a", encoding="utf-8") as file:
+            file.write(json.dumps(called) + "\n")
