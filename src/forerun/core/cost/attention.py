@@ -19,6 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from forerun.common.errors import ForerunError
 from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.profile import AttentionEntry, Profile, load_profile
 from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, Attention
@@ -97,6 +98,8 @@ def attention_rates(
     padded = -(-head_dim // found.head_dim_multiple) * found.head_dim_multiple
     entry = _at(profile.attention.head_dim, padded)
     forward, backward = rate.at(padded)
+    if head_dim < 1:
+        raise ForerunError(f"attention with heads of {head_dim} dimensions; at least 1 is needed")
     wide = dtype in FOUR_BYTES
     peak = device.peak(dtype if wide else two_byte_unit(device))
     return AttentionRates(

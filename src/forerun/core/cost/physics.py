@@ -20,6 +20,7 @@ from forerun.core.program.types import F64, I64, Collective, Mask, OpTable
 from forerun.describe.cluster.types import Cluster, Device
 
 _ROUNDING = 1.001
+_NEGLIGIBLE_S = 1e-9
 _WHOLE = (Collective.SEND_RECV, Collective.BROADCAST)
 """collectives in which a link carries the whole buffer; in all others a rank's own share stays where it is"""
 
@@ -47,7 +48,7 @@ def refuse_faster(
         least_s[rows] = [_least_on_links_s(ops, row, groups[ops.group[row]], cluster) for row in rows.tolist()]
         least_s[rows] /= max(1.0, network_rate)
     time_s = duration_ps / PS_PER_S
-    faster = np.flatnonzero((time_s * _ROUNDING + 1e-12 < least_s) & ~unbound)
+    faster = np.flatnonzero((time_s * _ROUNDING + _NEGLIGIBLE_S < least_s) & ~unbound)
     if len(faster):
         row = int(faster[np.argmax(least_s[faster] / np.maximum(time_s[faster], 1e-12))])
         limit = "the links" if ops.is_communication[row] else f"{cluster.device.name}'s peak"

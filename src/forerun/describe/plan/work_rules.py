@@ -25,6 +25,10 @@ MOST_MICRO_BATCHES = 20_000
 MOST_PASSES = 300_000
 """micro batches times layers; the simulation of so many takes 10 s or so"""
 MOST_BUCKETS = 20_000
+MOST_OWN_BUCKETS = 500_000
+"""of a framework's own size, so that a model of which no GPU could hold the gradients still runs out of memory"""
+OWN_BUCKET_MIB = 25
+"""the smallest own size: bucket_cap_mb of torch.nn.parallel.DistributedDataParallel"""
 _MIB = 1 << 20
 AnyModel = ModelSpec | LayeredModel
 
@@ -44,6 +48,7 @@ def too_much_work(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
         (plan.n_microbatches, MOST_MICRO_BATCHES),
         (plan.n_microbatches * (_n_layers(model) + 2), MOST_PASSES),
         (_buckets(model, plan), MOST_BUCKETS),
+        (_own_buckets(model, plan), MOST_OWN_BUCKETS),
     )
     broken: Column = False
     for size, most in sizes:
@@ -65,6 +70,7 @@ def too_much_work_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
         (plan.n_microbatches, MOST_MICRO_BATCHES, "micro batches"),
         (passes, MOST_PASSES, of),
         (_buckets(model, plan), MOST_BUCKETS, f"buckets of gradients (ddp_bucket_mib {plan.ddp_bucket_mib:g})"),
+        (_own_buckets(model, plan), MOST_OWN_BUCKETS, f"buckets of gradients of {OWN_BUCKET_MIB} MiB"),
     )
     size, most, what = next(reason for reason in reasons if reason[0] > reason[1])
     return f"{size:,.0f} {what}; at most {most:,} are simulated"
@@ -82,6 +88,13 @@ def _parameters(model: AnyModel) -> float:
     if isinstance(model, LayeredModel):
         return float(sum(layer.num_parameters for layer in model.layers))
     return float(compute_parameter_count(model))
+
+
+def _own_buckets(model: AnyModel, plan: Plans) -> Column:
+    """Returns how many buckets hold the gradients of a rank where the plan leaves their size to the framework."""
+    is_own = numbers(lambda mib: 0.0 if mib else 1.0, plan.ddp_bucket_mib)
+    share = _parameters(model) * 4 / (plan.tp * plan.pp * plan.ep)
+    return where(plan.dp_replicate > 1, is_own * share / _MIB / OWN_BUCKET_MIB, 0)
 
 
 def _buckets(model: AnyModel, plan: Plans) -> Column:

@@ -1,0 +1,1 @@
+predict FILE --cluster h100-sxm --dp-replicate 2 --json
