@@ -17,7 +17,7 @@ from forerun.common.yaml_files import read_any_yaml
 
 
 def parsed_files(root: Path) -> dict[str, str]:
-    """The contents of each YAML file below `root` as JSON, by the digest of its text.
+    """Returns the contents of each YAML file below `root` as JSON, by the digest of its text.
 
     It leaves out files that JSON can't hold as they are (keys that are numbers, dates) and empty ones.
     """

@@ -14,7 +14,7 @@ FILE = FOLDER / "yaml.json"
 
 
 def parsed_ahead(text: str) -> Any:
-    """The contents of a YAML text of the package; None for any other text."""
+    """Returns the contents of a YAML text of the package; None for any other text."""
     known = _known().get(digest(text))
     return None if known is None else json.loads(known)
 

@@ -1,4 +1,4 @@
-"""What is questionable about a run that can be predicted: lines that a user reads beside the figures."""
+"""Finds what is questionable about a run that can be predicted; a user reads these lines beside the figures."""
 
 from __future__ import annotations
 

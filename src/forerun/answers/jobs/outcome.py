@@ -17,7 +17,7 @@ class ClusterRequest(Protocol):
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """The name that people use for the cluster."""
 
     @property
     def jobs(self) -> Sequence[object]:
@@ -29,7 +29,7 @@ class ClusterRequest(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know of the jobs."""
+        """Lines that tell a reader what to know of the jobs."""
 
     @property
     def gpus(self) -> int:
@@ -41,7 +41,7 @@ class ClusterRequest(Protocol):
 
     @property
     def placement(self) -> str:
-        """Where jobs run."""
+        """The name of the rule that places jobs on nodes."""
 
     def schedule(self, policy: str) -> list[Scheduled]:
         """Returns what becomes of the jobs under a policy."""

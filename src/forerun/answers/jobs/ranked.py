@@ -14,7 +14,7 @@ from forerun.answers.jobs.simulation import Simulation, Terms
 
 
 class RankedSimulation(Simulation):
-    """What a policy sees of jobs lies in arrays by number, so that thousands may wait."""
+    """Holds what a policy sees of jobs in arrays by number, so that thousands may wait."""
 
     def __init__(self, jobs: Sequence[Job], place: Placer, rule: Ranking, terms: Terms) -> None:
         super().__init__(jobs, place, terms)

@@ -19,7 +19,7 @@ from forerun.common.errors import ForerunError
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for all jobs, whatever the policy."""
+    """Conditions that hold for all jobs, whatever the policy."""
 
     resume_s: float = 0.0
     """seconds that a job loses when it runs again after it was stopped"""

@@ -67,7 +67,7 @@ class UnlikeRequest:
 
     @property
     def placement(self) -> str:
-        """Where jobs run: on one kind of GPU at a time."""
+        """Jobs run on one kind of GPU at a time."""
         return "in rounds"
 
     def schedule(self, policy: str) -> list[Scheduled]:

@@ -1,1 +1,1 @@
-"""What a profile says: HTA's tables under its rules, and the facts of a file."""
+"""This package says what a profile tells: HTA's tables under its rules, and the facts of a file."""

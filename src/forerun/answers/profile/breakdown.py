@@ -1,4 +1,4 @@
-"""Where the time of the devices goes: busy and idle, overlap, types of kernels, kernels, annotations."""
+"""Tables that say where the time of the devices goes: busy, idle, overlap, types of kernels, kernels, annotations."""
 
 from __future__ import annotations
 

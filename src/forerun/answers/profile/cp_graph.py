@@ -25,7 +25,7 @@ class EdgeType(IntEnum):
 
 
 class GpuEvent(IntEnum):
-    """What an event of the device is to the graph."""
+    """The parts that an event of the device can play in the graph."""
 
     KERNEL = 0
     STREAM_WAIT = 1

@@ -1,4 +1,4 @@
-"""What a profile holds, and what it lacks."""
+"""Finds what a profile holds and what it lacks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What slow workers cost a real job: its recorded operations, replayed as they were and as they would be alike."""
+"""Finds what slow workers cost a real job: it replays recorded operations as they were and as if all were alike."""

@@ -27,6 +27,7 @@ from forerun.common.native.shim import shim_of
 from forerun.common.native.signatures import Signature, signatures
 
 _BARE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""options of numba: without functions that Python or C could call"""
 
 
 def build(folder: Path, called: Sequence[Signature], compiling: Callable[..., Any] = map) -> list[str]:
@@ -68,21 +69,22 @@ def _compiled(signature: Signature) -> _Compiled:
     name, variant = signature
     module, _, function = name.partition(":")
     shim = shim_of(getattr(import_module(module), function).dispatcher, variant["arguments"], variant["result"])
-    compiled: Any = partial(numba.njit, "int64(int64)", **_BARE)()(shim)
+    compiler: Any = numba.njit
+    compiled = compiler("int64(int64)", **_BARE)(shim)
     (made,) = compiled.overloads.values()
     outside = {function.name for function in made.library._final_module.functions if function.is_declaration}
     return _Compiled(made.library._get_compiled_object(), made.fndesc.llvm_func_name, set(filter(_is_missing, outside)))
 
 
 def _is_missing(name: str) -> bool:
-    """Whether the C library lacks a function. What needs the interpreter or numba counts as missing."""
+    """Says whether the C library lacks a function. What needs the interpreter or numba counts as missing."""
     if name.startswith("llvm."):
         return False
     return name.startswith(("Py", "numba_", "NRT_")) or not hasattr(ctypes.CDLL(None), name)
 
 
 def _runtime() -> tuple[bytes, set[str]]:
-    """The object code of `runtime.ll`, and the functions that it defines."""
+    """Returns the object code of `runtime.ll`, and the functions that it defines."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     text = Template(Path(__file__).with_name("runtime.ll").read_text()).substitute(triple=llvm.get_process_triple())

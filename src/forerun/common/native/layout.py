@@ -20,7 +20,7 @@ Layout: TypeAlias = Any
 
 
 def layout_of(value: object) -> Layout:
-    """The layout of an argument or a result.
+    """Returns the layout of an argument or a result.
 
     Raises:
         TypeError: compiled functions that load without numba don't take such a value.
@@ -61,7 +61,7 @@ def _written(dtype: np.dtype[Any]) -> Any:
 
 
 def class_of(name: str) -> Any:
-    """The class of a tuple that a layout names."""
+    """Returns the class of a tuple that a layout names."""
     if not name:
         return tuple
     module, _, qualname = name.partition(":")
@@ -69,12 +69,17 @@ def class_of(name: str) -> Any:
 
 
 def leaves(layouts: Sequence[Layout]) -> Iterator[Layout]:
-    """The layouts of the words that values of these layouts take."""
+    """Yields the layouts of the words that values of these layouts take."""
     for layout in layouts:
         if isinstance(layout, list) and layout[0] == "tuple":
             yield from leaves(layout[2])
         elif layout is not None:
             yield layout
+
+
+def n_result_words(result: Layout) -> int:
+    """Returns how many words a shim writes for a result of this layout."""
+    return sum(2 + leaf[2] if is_array(leaf) else 1 for leaf in leaves([result]))
 
 
 def is_record(leaf: Layout) -> bool:

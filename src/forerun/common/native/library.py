@@ -23,7 +23,7 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from forerun.common.native.layout import Layout, class_of, is_array, is_record, leaves
+from forerun.common.native.layout import Layout, class_of, is_array, is_record, leaves, n_result_words
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "objects"
@@ -48,7 +48,7 @@ def machine() -> str:
 
 
 def stamp(root: Path = ROOT) -> str:
-    """A digest of the sources that compiled functions are made of."""
+    """Returns a digest of the sources that compiled functions are made of."""
     digest = hashlib.blake2b(digest_size=16)
     for folder in COMPILED_FOLDERS:
         for path in sorted(path for path in (root / folder).iterdir() if path.suffix in _SOURCES):
@@ -59,7 +59,7 @@ def stamp(root: Path = ROOT) -> str:
 
 @cache
 def library() -> Library | None:
-    """The library that came with the package; None where it has none that fits."""
+    """Returns the library that came with the package; None where it has none that fits."""
     try:
         index = json.loads((FOLDER / "index.json").read_bytes())
     except (OSError, ValueError):
@@ -70,7 +70,7 @@ def library() -> Library | None:
 
 
 def _layout_is_known() -> bool:
-    """Whether this interpreter and this numpy lay their objects out as the shims read them."""
+    """Says whether this interpreter and this numpy lay their objects out as the shims read them."""
     if sys.implementation.name != "cpython":
         return False
     some, number = np.zeros((2, 3), np.int16), 1.5
@@ -97,16 +97,16 @@ class Library:
         self._loaded: set[str] = set()
 
     def variants(self, name: str) -> Iterator[Callable[..., Any]]:
-        """The functions of this `module:name`, one for each set of argument types.
+        """Yields the functions of this `module:name`, one for each set of argument types.
 
-        None where another process has replaced the object files since the index was read.
+        It yields none where another process has replaced the object files since the index was read.
         """
         for variant in self._functions.get(name, []):
             with suppress(OSError):
                 yield _caller(self, variant)
 
     def address(self, name: str, symbol: str) -> int:
-        """The address of a symbol of an object file, which is loaded where it is not yet."""
+        """Returns the address of a symbol of an object file, which it loads at first."""
         if self._engine is None:
             llvm.initialize_native_target()
             llvm.initialize_native_asmprinter()
@@ -125,7 +125,7 @@ class Library:
 
     @property
     def release(self) -> Callable[[int], None]:
-        """Gives memory back that a native function allocated."""
+        """Returns the function that gives memory back which a native function allocated."""
         return _release(self)
 
 
@@ -138,7 +138,7 @@ def _release(library: Library) -> Callable[[int], None]:
 
 
 def _caller(library: Library, variant: dict[str, Any]) -> Callable[..., Any]:
-    """A Python function that passes its arguments on to a native function.
+    """Returns a Python function that passes its arguments on to a native function.
 
     It raises Mismatch where they are of other types or the native function raises an exception, which numba's function
     raises too, TypeError where an int is none, and OverflowError where an int has more than 64 bits.
@@ -149,7 +149,7 @@ def _caller(library: Library, variant: dict[str, Any]) -> Callable[..., Any]:
     words = list(leaves(arguments))
     dtypes = [np.dtype(leaf[1]) if is_array(leaf) else None for leaf in words]
     kinds = array("q", [id(np.ndarray), *(id(dtype) for dtype in dtypes)])
-    n_results = sum(2 + leaf[2] if is_array(leaf) else 1 for leaf in leaves([result]))
+    n_results = n_result_words(result)
     names: dict[str, Any] = {"Mismatch": Mismatch, "array": array, "entry": entry, "keep": (kinds, dtypes)}
     names |= {"float_of": _float_of, "check_record": _check_record, "made": _made(library, result, 1 + len(words))}
     lines, values = _packed(arguments, [f"a{i}" for i in range(len(arguments))], names)
@@ -185,7 +185,7 @@ def _check_record(value: object, known: list[np.dtype[Any]]) -> None:
 
 
 def _packed(layouts: Sequence[Layout], values: Sequence[str], names: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Lines that check the classes of `values`, and the expressions of their words."""
+    """Returns lines that check the classes of `values`, and the expressions of their words."""
     lines, words = [], []
     for layout, value in zip(layouts, values, strict=True):
         if layout is None:
@@ -214,7 +214,7 @@ def _packed(layouts: Sequence[Layout], values: Sequence[str], names: dict[str, A
 
 
 def _made(library: Library, result: Layout, start: int) -> Callable[[array[int]], Any]:
-    """Returns what makes a result of the words from `start` on."""
+    """Returns a function that makes a result of the words from `start` on."""
 
     def make(words: array[int], layout: Layout, at: Iterator[int]) -> Any:
         if isinstance(layout, list) and layout[0] == "tuple":
@@ -243,7 +243,7 @@ class _Memory:
 
 
 def _adopted(library: Library, memory: int, address: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """The array of a result. An array that lies in an argument is copied."""
+    """Returns the array of a result. It copies an array that lies in an argument."""
     interface = {"version": 3, "shape": shape, "typestr": dtype, "data": (address, False)}
     if memory:
         return np.asarray(_Memory(library, memory, interface))
@@ -251,5 +251,7 @@ def _adopted(library: Library, memory: int, address: int, shape: tuple[int, ...]
 
 
 class _Borrowed:
+    """Memory of an argument, which numpy copies."""
+
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__array_interface__ = interface

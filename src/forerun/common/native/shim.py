@@ -20,7 +20,7 @@ from numba import carray, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from forerun.common.native.layout import Layout, class_of, is_array, is_record, leaves
+from forerun.common.native.layout import Layout, class_of, is_array, is_record, leaves, n_result_words
 
 OBJECT_TYPE, ARRAY_DATA, ARRAY_DIMENSIONS, ARRAY_LENGTHS, ARRAY_DTYPE, ARRAY_FLAGS, FLOAT_VALUE = 1, 2, 3, 4, 7, 8, 2
 """places, in words of 8 bytes, in PyObject, PyArrayObject and PyFloatObject"""
@@ -30,7 +30,7 @@ C_CONTIGUOUS = 1
 
 @intrinsic
 def _pointer(context: Any, address: Any) -> Any:
-    """The address as a pointer."""
+    """Returns the address as a pointer."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -40,7 +40,7 @@ def _pointer(context: Any, address: Any) -> Any:
 
 @intrinsic
 def _kept(context: Any, array: Any) -> Any:
-    """The memory of an array, which the caller of the shim has to release; 0 where the array lies in an argument."""
+    """Returns the memory of an array, which the shim's caller has to release; 0 where it lies in an argument."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         context.nrt.incref(builder, signature.args[0], arguments[0])
@@ -52,7 +52,7 @@ def _kept(context: Any, array: Any) -> Any:
 
 
 def shim_of(function: Callable[..., Any], arguments: Sequence[Layout], result: Layout) -> Callable[[int], int]:
-    """The shim of a function that numba compiled, as Python source that numba compiles too."""
+    """Returns the shim of a function that numba compiled: a Python function, which numba compiles too."""
     names: dict[str, Any] = {
         "f": function,
         "carray": carray,
@@ -75,13 +75,8 @@ def shim_of(function: Callable[..., Any], arguments: Sequence[Layout], result: L
     return made
 
 
-def n_result_words(result: Layout) -> int:
-    """How many words a result of this layout takes."""
-    return sum(2 + leaf[2] if is_array(leaf) else 1 for leaf in leaves([result]))
-
-
 def _argument(place: int, leaf: Layout, names: dict[str, Any]) -> list[str]:
-    """Lines that read one word into `a{place}`."""
+    """Returns the lines that read one word into `a{place}`."""
     if leaf == "int":
         return [f"a{place} = w[{place}]"]
     if leaf == "bool":
@@ -107,7 +102,7 @@ def _argument(place: int, leaf: Layout, names: dict[str, Any]) -> list[str]:
 
 
 def _passed(layout: Layout, places: Any, names: dict[str, Any]) -> str:
-    """The expression that builds an argument of what was read."""
+    """Returns the expression that builds an argument of what was read."""
     if layout is None:
         return "None"
     if isinstance(layout, list) and layout[0] == "tuple":
@@ -121,7 +116,7 @@ def _passed(layout: Layout, places: Any, names: dict[str, Any]) -> str:
 
 
 def _results(layout: Layout, value: str, places: Any) -> list[str]:
-    """Lines that write the words of a result."""
+    """Returns the lines that write the words of a result."""
     if layout is None:
         return []
     if isinstance(layout, list) and layout[0] == "tuple":

@@ -20,7 +20,7 @@ _recorded: list[Signature] = []
 
 
 def signatures() -> list[Signature]:
-    """What the build compiles."""
+    """Returns what the build compiles."""
     text = Path(__file__).with_name("signatures.jsonl").read_text(encoding="utf-8")
     return [(name, variant) for name, variant in map(json.loads, text.splitlines())]
 

@@ -13,6 +13,7 @@ from forerun.describe.model.parameters import compute_parameter_count
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, numbers, where
 from forerun.describe.plan.plan import Plan
+from forerun.describe.stacks.catalog import load_stack
 
 MOST_GPUS = 1 << 24
 """as many devices as a topology has at most"""
@@ -25,10 +26,9 @@ MOST_MICRO_BATCHES = 20_000
 MOST_PASSES = 300_000
 """micro batches times layers; the simulation of so many takes 10 s or so"""
 MOST_BUCKETS = 20_000
-MOST_OWN_BUCKETS = 500_000
-"""of a framework's own size, so that a model of which no GPU could hold the gradients still runs out of memory"""
-OWN_BUCKET_MIB = 25
-"""the smallest own size: bucket_cap_mb of torch.nn.parallel.DistributedDataParallel"""
+"""of a size that the plan gives"""
+MOST_STACK_BUCKETS = 500_000
+"""of the stack's size; so many that a model whose gradients no GPU could hold still runs out of memory"""
 _MIB = 1 << 20
 AnyModel = ModelSpec | LayeredModel
 
@@ -48,7 +48,7 @@ def too_much_work(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
         (plan.n_microbatches, MOST_MICRO_BATCHES),
         (plan.n_microbatches * (_n_layers(model) + 2), MOST_PASSES),
         (_buckets(model, plan), MOST_BUCKETS),
-        (_own_buckets(model, plan), MOST_OWN_BUCKETS),
+        (_stack_buckets(model, plan), MOST_STACK_BUCKETS),
     )
     broken: Column = False
     for size, most in sizes:
@@ -70,7 +70,7 @@ def too_much_work_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
         (plan.n_microbatches, MOST_MICRO_BATCHES, "micro batches"),
         (passes, MOST_PASSES, of),
         (_buckets(model, plan), MOST_BUCKETS, f"buckets of gradients (ddp_bucket_mib {plan.ddp_bucket_mib:g})"),
-        (_own_buckets(model, plan), MOST_OWN_BUCKETS, f"buckets of gradients of {OWN_BUCKET_MIB} MiB"),
+        (_stack_buckets(model, plan), MOST_STACK_BUCKETS, "buckets of gradients of the stack's size"),
     )
     size, most, what = next(reason for reason in reasons if reason[0] > reason[1])
     return f"{size:,.0f} {what}; at most {most:,} are simulated"
@@ -90,15 +90,18 @@ def _parameters(model: AnyModel) -> float:
     return float(compute_parameter_count(model))
 
 
-def _own_buckets(model: AnyModel, plan: Plans) -> Column:
-    """Returns how many buckets hold the gradients of a rank where the plan leaves their size to the framework."""
-    is_own = numbers(lambda mib: 0.0 if mib else 1.0, plan.ddp_bucket_mib)
-    share = _parameters(model) * 4 / (plan.tp * plan.pp * plan.ep)
-    return where(plan.dp_replicate > 1, is_own * share / _MIB / OWN_BUCKET_MIB, 0)
-
-
 def _buckets(model: AnyModel, plan: Plans) -> Column:
-    """Returns how many buckets hold the gradients of a rank; infinitely many hold none."""
+    """Returns how many buckets of the plan's size hold the gradients of a rank; 0 where the stack gives it."""
+    return _pieces(model, plan, numbers(lambda mib: mib or inf, plan.ddp_bucket_mib))
+
+
+def _stack_buckets(model: AnyModel, plan: Plans) -> Column:
+    """Returns how many buckets of the stack's size hold the gradients of a rank; 0 where the plan gives it."""
+    size = numbers(lambda mib, stack: inf if mib else load_stack(stack).bucket_mib, plan.ddp_bucket_mib, plan.stack)
+    return _pieces(model, plan, size)
+
+
+def _pieces(model: AnyModel, plan: Plans, mib: Column) -> Column:
+    """Returns how many pieces of `mib` MiB make up the gradients of a rank that replicas reduce."""
     share = _parameters(model) * 4 / (plan.tp * plan.pp * plan.ep)
-    bucket_mib = numbers(lambda mib: mib or inf, plan.ddp_bucket_mib)
-    return where(plan.dp_replicate > 1, share / _MIB / bucket_mib, 0)
+    return where(plan.dp_replicate > 1, share / _MIB / mib, 0)
