@@ -23,7 +23,7 @@ ROOMS = {
         ["version", "errors", "units", "arrays", "former_names"],
         ["admission"],
         ["files", "native", "processes", "content", "records"],
-        ["jit", "ray_cluster", "parsed_yaml", "array_files"],
+        ["jit", "ray_cluster", "parsed_yaml", "array_files", "shown"],
         ["yaml_files"],
         ["build_ahead"],
         ["shipped"],
@@ -34,7 +34,7 @@ ROOMS = {
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
     "answers": [["analysis"], ["search", "diff", "goodput", "jobs", "stragglers", "profile"], ["experiment"]],
     "evidence": [["measure", "validation"], ["fitting", "traced"]],
-    "interfaces": [["report"], ["api", "experiments", "whole_runs"], ["cli"], ["pytest_plugin"]],
+    "interfaces": [["report"], ["notebook"], ["api", "experiments", "whole_runs", "jobs"], ["cli"], ["pytest_plugin"]],
 }
 """the rooms of each wing, from the ground up"""
 WING_FLOOR = {wing: floor for floor, wings in enumerate(WINGS) for wing in wings}
@@ -48,9 +48,7 @@ LAZY = {
     SOURCE / "common" / "ray_cluster.py": {"ray"},
     SOURCE / "answers" / "analysis" / "history.py": {"pandas"},
     SOURCE / "describe" / "model" / "meta_device.py": {"torch", "transformers"},
-    SOURCE / "answers" / "search" / "result.py": {"pandas"},
-    SOURCE / "answers" / "experiment" / "result.py": {"pandas"},
-    SOURCE / "interfaces" / "whole_runs.py": {"pandas"},
+    SOURCE / "common" / "shown.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "fit.py": {"scipy.optimize"},
     SOURCE / "evidence" / "measure" / "samples.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},

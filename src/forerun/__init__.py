@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         trace_module,
     )
     from forerun.interfaces.experiments import Experiment
+    from forerun.interfaces.jobs import Jobs
     from forerun.interfaces.whole_runs import Run
     from forerun.sources.trace import opaque as kernels
 
@@ -47,6 +48,7 @@ _OFFERED = {
     ),
     "forerun.interfaces.experiments": ("Experiment",),
     "forerun.interfaces.whole_runs": ("Run",),
+    "forerun.interfaces.jobs": ("Jobs",),
     "forerun.describe.model.spec": ("ModelSpec",),
     "forerun.describe.cluster.types": ("Cluster",),
     "forerun.describe.plan.plan": ("Plan",),
@@ -62,6 +64,7 @@ __all__ = [
     "Experiment",
     "ForerunError",
     "ImpossiblePlan",
+    "Jobs",
     "ModelSpec",
     "Plan",
     "Run",

@@ -32,6 +32,7 @@ from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.training_loop import TrainingLoop
+from forerun.interfaces.notebook import show_in_notebooks
 from forerun.sources.trace.module import trace_module
 from forerun.sources.trace.record import trace_call as trace
 
@@ -49,6 +50,8 @@ __all__ = [
     "trace",
     "trace_module",
 ]
+
+show_in_notebooks()
 
 
 def _model(model: ModelSpec | str | Path) -> ModelSpec:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from forerun.answers.analysis.history import Event, History
 from forerun.answers.experiment.answers import Answers, answers_of
@@ -19,10 +19,15 @@ from forerun.answers.experiment.run import run
 from forerun.answers.experiment.run_history import RunHistory, run_history
 from forerun.answers.experiment.scaling import scale
 from forerun.answers.experiment.stragglers import study
-from forerun.interfaces.report.experiment_files import export, write_pictures
+from forerun.common.shown import Picture
+from forerun.interfaces.notebook import result_picture, show_in_notebooks
+from forerun.interfaces.report.experiment_files import document_of, export, write_pictures
+from forerun.interfaces.report.in_notebook import document_html
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+show_in_notebooks()
 
 
 @dataclass(frozen=True)
@@ -148,9 +153,24 @@ class Run:
         """
         return History(self._history.iterations).events(kind)
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write the pictures; needs matplotlib. Returns their paths."""
+    @overload
+    def plot(self, folder: None = None) -> Picture: ...
+
+    @overload
+    def plot(self, folder: str | Path) -> list[Path]: ...
+
+    def plot(self, folder: str | Path | None = None) -> Picture | list[Path]:
+        """Returns the picture that says most; with `folder` writes all pictures there and returns their paths.
+
+        Raises ForerunError where matplotlib is not installed, or the files can't be written.
+        """
+        if folder is None:
+            return result_picture(self.result)
         return write_pictures(self.result, Path(folder), self.analyze())
+
+    def _repr_html_(self) -> str:
+        """Returns the figures for a notebook."""
+        return document_html(document_of(self.result))
 
     def export(self, folder: str | Path, *, history: bool = False) -> list[Path]:
         """Write configuration, results, pictures and the page, all or none; with `history` every event too."""
@@ -171,9 +191,22 @@ class Study:
         """Returns a row for each point. Needs pandas."""
         return self.result.to_dataframe()
 
-    def plot(self, folder: str | Path) -> list[Path]:
-        """Write the pictures; needs matplotlib. Returns their paths."""
-        return write_pictures(self.result, Path(folder))
+    @overload
+    def plot(self, folder: None = None) -> Picture: ...
+
+    @overload
+    def plot(self, folder: str | Path) -> list[Path]: ...
+
+    def plot(self, folder: str | Path | None = None) -> Picture | list[Path]:
+        """Returns the picture that says most; with `folder` writes all pictures there and returns their paths.
+
+        Raises ForerunError where matplotlib is not installed, or the files can't be written.
+        """
+        return result_picture(self.result) if folder is None else write_pictures(self.result, Path(folder))
+
+    def _repr_html_(self) -> str:
+        """Returns the points for a notebook."""
+        return document_html(document_of(self.result))
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write configuration, results, pictures and the page, all or none."""

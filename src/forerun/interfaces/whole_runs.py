@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forerun.answers.goodput.examples import load_run
 from forerun.answers.goodput.outcome import Outcome
@@ -13,13 +13,11 @@ from forerun.answers.goodput.read import run_of
 from forerun.answers.goodput.request import RunRequest
 from forerun.answers.goodput.study import RunStudy, study_run
 from forerun.answers.goodput.walk import walk
-from forerun.common.errors import ForerunError
-from forerun.interfaces.report.document_of_whole_run import whole_run_document
+from forerun.common.shown import Picture, Shown
+from forerun.interfaces.report.document_of_whole_run import whole_run_document, whole_run_plots
+from forerun.interfaces.report.in_notebook import document_html, shown_picture
 from forerun.interfaces.report.page import write_page
-from forerun.interfaces.report.whole_run import run_rows, study_record
-
-if TYPE_CHECKING:
-    import pandas
+from forerun.interfaces.report.whole_run import conditions, heading, run_rows, study_record
 
 
 class Run:
@@ -49,7 +47,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class SimulatedRuns:
+class SimulatedRuns(Shown):
     """What becomes of a run, over all seeds."""
 
     study: RunStudy
@@ -62,13 +60,17 @@ class SimulatedRuns:
         """Returns the first of the runs with its events."""
         return walk(self.study.request, self.study.seed, record=True)
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """Returns a row for each run. Needs pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise ForerunError("to_dataframe needs pandas: pip install 'forerun[data]'") from None
-        return pandas.DataFrame(run_rows(self.study.outcomes))
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Returns a flat dict for each run; units are in the keys."""
+        return [dict(row) for row in run_rows(self.study.outcomes)]
+
+    def plot(self) -> Picture:
+        """Returns the spread of goodput over all runs beside the classes of lost time. Needs matplotlib."""
+        return shown_picture(heading(self.study), *whole_run_plots(self.study), note=conditions(self.study))
+
+    def _repr_html_(self) -> str:
+        """Returns the figures for a notebook."""
+        return document_html(whole_run_document(self.study, self.first()))
 
     def report(self, path: str | Path) -> None:
         """Writes a page with the figures and plots. Needs plotly."""

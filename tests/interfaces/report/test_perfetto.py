@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from collections import defaultdict
 from decimal import Decimal
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from random_programs import N_OPS, program, random_programs
 
+import forerun
 from forerun.answers.analysis.history import RunIteration
 from forerun.common.errors import ForerunError
 from forerun.core.engine.simulate import Timeline, simulate
@@ -110,3 +112,27 @@ def test_a_run_is_its_steps_one_after_the_other(tmp_path: Path, first: Program, 
     assert len(names) == len(set(names))
     named = {(event["pid"], event["tid"]) for event in run["traceEvents"] if event["name"] == "thread_name"}
     assert {(event["pid"], event["tid"]) for event in slices} <= named
+
+
+def test_a_name_that_ends_in_gz_is_compressed_and_holds_the_same(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("step.json", "step.json.gz", "again.json.gz")]
+    simulation = forerun.simulate("llama-3.1-8b", forerun.Plan(seq_len=1024, pp=2, n_microbatches=2), "h100-sxm")
+    flat, timeline, issue_ps = simulation.flat, simulation.timeline, simulation.costs.issue_ps
+    for path in paths:
+        write_trace(path, simulation.program, flat, timeline, issue_ps)
+    plain, packed, again = (path.read_bytes() for path in paths)
+    assert gzip.decompress(packed) == plain
+    assert packed == again
+    assert len(packed) < len(plain) / 5
+    events = json.loads(plain)["traceEvents"]
+    for kind, key in (("process_name", ("pid",)), ("thread_name", ("pid", "tid"))):
+        named = {tuple(each[part] for part in key) for each in events if each["ph"] == "M" and each["name"] == kind}
+        assert named >= {tuple(each[part] for part in key) for each in events if each["ph"] == "X"}
+    for each in events:
+        assert each["ph"] in ("M", "X")
+        assert isinstance(each["name"], str)
+        assert isinstance(each["pid"], int)
+        assert isinstance(each["tid"], int)
+        if each["ph"] == "X":
+            assert each["ts"] >= 0
+            assert each["dur"] >= 0

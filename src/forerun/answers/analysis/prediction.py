@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from forerun.answers.analysis.loop_time import LoopTime
 from forerun.answers.analysis.network_use import NetworkUse
 from forerun.common.errors import ForerunError
+from forerun.common.shown import Shown
 from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.training_state import InitStage
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Shown):
     """The outcome of one plan or Program: times in seconds on the slowest rank, memory in GiB (2**30 bytes) on the
     fullest rank.
 
@@ -95,8 +97,27 @@ class Prediction:
         """Returns the 80 % band of a rate of this step (tokens/s, MFU), from the band of the step time."""
         return rate * self.step_time_s / self.step_time_high_s, rate * self.step_time_s / self.step_time_low_s
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Returns one flat dict: the figures, causes as `matmul_s`, categories of memory as `activation_gib`, and the
+        fields of the plan as `plan_tp`."""
+        row = {name: value for name in _FLAT if (value := getattr(self, name)) is not None}
+        row |= {f"{cause}_s": time_s for cause, time_s in self.breakdown.items()}
+        row |= {f"{category}_gib": gib for category, gib in self.memory_by_category_gib.items()}
+        if self.plan is not None:
+            row |= {f"plan_{field.name}": getattr(self.plan, field.name) for field in fields(self.plan)}
+        return [row]
+
     def own_plan(self) -> Plan:
         """Returns the plan. Raises ForerunError for the prediction of a saved Program, which has no plan."""
         if self.plan is None:
             raise ForerunError(f"{self.model}: predicted from a saved Program, which has no plan")
         return self.plan
+
+
+_FLAT = (
+    *("model", "cluster", "n_gpus", "step_time_s", "step_time_low_s", "step_time_high_s", "tokens_per_s_per_gpu"),
+    *("samples_per_s_per_gpu", "mfu", "hfu", "utilization", "peak_allocated_gib", "peak_reserved_gib"),
+    *("peak_reserved_low_gib", "peak_reserved_high_gib", "device_gib", "memory_limit_gib", "fits", "fit_in_doubt"),
+    *("exposed_comm_s", "shared_links_s", "bottleneck", "dollars_per_billion_tokens", "coverage"),
+)
+"""figures that are one number or one word"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from forerun.answers.analysis.physics_gate import checked, utilization
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.uncertainty import band_words, memory_band, time_band
 from forerun.common.errors import ForerunError
+from forerun.common.shown import Shown
 from forerun.common.units import GIB, PS_PER_S, TERA
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
@@ -79,7 +81,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Simulation:
+class Simulation(Shown):
     """A Prediction with everything that it was read from."""
 
     program: Program
@@ -91,6 +93,10 @@ class Simulation:
     subject: Subject
     slowest: int
     """the rank class that sets the pace"""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Returns the row of the prediction."""
+        return self.prediction.to_rows()
 
     @property
     def model_flops_per_token(self) -> float | None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.stepper import CAUSES as CAUSES
 from forerun.answers.experiment.request import Request
-from forerun.common.errors import ForerunError
-
-if TYPE_CHECKING:
-    import pandas
+from forerun.common.shown import Shown
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Bill:
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResult(Shown):
     """A run of `request.num_iterations` iterations."""
 
     request: Request
@@ -125,10 +122,6 @@ class RunResult:
             rows.append(row | {f"{cause}_s": seconds for cause, seconds in each.breakdown_s.items()})
         return rows
 
-    def to_dataframe(self) -> pandas.DataFrame:
-        """`to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
-        return _dataframe(self.to_rows())
-
 
 def mean_breakdown_s(iterations: Sequence[Iteration]) -> dict[str, float]:
     """CAUSES -> seconds of the mean iteration."""
@@ -145,14 +138,6 @@ def percentile_s(iterations: Iterable[Iteration], percent: int) -> float:
         if left <= 0:
             return time_s
     raise ValueError("no iterations")
-
-
-def _dataframe(rows: list[dict[str, Any]]) -> pandas.DataFrame:
-    try:
-        import pandas
-    except ImportError:
-        raise ForerunError("to_dataframe needs pandas: pip install 'forerun[data]', or use to_rows()") from None
-    return pandas.DataFrame(rows)
 
 
 @dataclass(frozen=True)
@@ -180,7 +165,7 @@ class ScalePoint:
 
 
 @dataclass(frozen=True)
-class ScalingStudy:
+class ScalingStudy(Shown):
     """Strong scaling keeps the global batch, weak scaling the batch of each GPU."""
 
     request: Request
@@ -200,10 +185,6 @@ class ScalingStudy:
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns a flat dict for each point, with its causes as `compute_s` and so on, and its bill."""
         return [_flat(asdict(point)) for point in self.points]
-
-    def to_dataframe(self) -> pandas.DataFrame:
-        """`to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
-        return _dataframe(self.to_rows())
 
     def summary(self) -> dict[str, Any]:
         """Returns the findings of the study."""
@@ -235,7 +216,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """Variants of one experiment side by side, the experiment itself first."""
 
     request: Request
@@ -244,10 +225,6 @@ class Comparison:
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns a flat dict for each variant."""
         return [_variant_row(variant) for variant in self.variants]
-
-    def to_dataframe(self) -> pandas.DataFrame:
-        """`to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
-        return _dataframe(self.to_rows())
 
     def summary(self) -> dict[str, Any]:
         """Returns the fastest variant that fits, and by how much it is faster than the experiment as it is."""
@@ -278,7 +255,7 @@ class Severity:
 
 
 @dataclass(frozen=True)
-class StragglerStudy:
+class StragglerStudy(Shown):
     """Step times under disturbances, and what the slowest rank costs."""
 
     request: Request
@@ -321,10 +298,6 @@ class StragglerStudy:
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns a flat dict for each iteration."""
         return [{"iteration": number, "step_time_s": time_s} for number, time_s in enumerate(self.steps_s)]
-
-    def to_dataframe(self) -> pandas.DataFrame:
-        """`to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
-        return _dataframe(self.to_rows())
 
 
 def _variant_row(variant: Variant) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,8 @@ from forerun.answers.search.front import Front
 from forerun.answers.search.names import Renamed
 from forerun.answers.search.outcome import Outcome, Rows, Skipped, TooLarge
 from forerun.answers.search.table import PlanTable
-from forerun.common.errors import ForerunError
+from forerun.common.shown import Shown
 from forerun.describe.plan.plan import Plan
-
-if TYPE_CHECKING:
-    import pandas
 
 Objective = Literal["time", "tokens", "cost", "memory"]
 _CHUNK = 1 << 14
@@ -30,7 +27,7 @@ REFUSED_RULE = "refused by the simulation"
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Shown):
     """The outcome of one search. Every plan considered is in exactly one of the lists or counts."""
 
     model: str
@@ -194,14 +191,6 @@ class SearchResult:
         columns["reason"] = [Renamed.reason(plan, other) for plan, other in pairs]
         columns |= {name: [None] * n for name in _FIGURES}
         return columns | _plan_columns(table.rows(rows))
-
-    def to_dataframe(self) -> pandas.DataFrame:
-        """Returns `to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
-        try:
-            import pandas
-        except ImportError:
-            raise ForerunError("to_dataframe needs pandas: pip install 'forerun[data]', or use to_rows()") from None
-        return pandas.DataFrame(self.to_rows())
 
 
 def _plan_columns(plans: PlanTable) -> dict[str, Sequence[Any]]:

@@ -16,6 +16,7 @@ from forerun.answers.search import front
 from forerun.answers.search.result import Objective, SearchResult
 from forerun.answers.search.search import search
 from forerun.common.errors import ForerunError, ImpossiblePlan
+from forerun.common.shown import Shown
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
@@ -46,7 +47,7 @@ class SweepPoint:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Shown):
     """The results of searches with several numbers of GPUs and global batches, by number of GPUs, then batch."""
 
     model: str

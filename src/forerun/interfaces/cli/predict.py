@@ -72,7 +72,9 @@ class Subject:
 class Written:
     """Says what is shown of a prediction, and which files it is written to."""
 
-    trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None
+    trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace, packed for .gz.")] = (
+        None
+    )
     chakra: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the step as Chakra traces, one for each rank.")
     ] = None

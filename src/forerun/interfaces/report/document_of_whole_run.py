@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from forerun.interfaces.report.figures import percent
 from forerun.interfaces.report.page import Document, Figures, Heading, Listing, Part, Plot, Table
 from forerun.interfaces.report.page_sections import reproduce_section
@@ -66,6 +68,11 @@ def whole_run_document(study: RunStudy, first: Outcome, command: str = "", ranke
     return Document(heading(study), conditions(study), tuple(parts))
 
 
+def whole_run_plots(study: RunStudy) -> list[Plot]:
+    """Returns the spread of goodput and, where time is lost, its classes."""
+    return [_goodputs(study), *([_waterfall(study)] if study.badput else [])]
+
+
 def _table(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
     numeric = {i for i in range(1, len(columns)) if not columns[i].startswith("class") and columns[i]}
     return Table(tuple(columns), tuple(rows), numeric=frozenset(numeric))
@@ -87,11 +94,14 @@ def _figures(study: RunStudy) -> Figures:
 
 
 def _goodputs(study: RunStudy) -> Plot:
-    values = rounded([100.0 * one.goodput for one in study.outcomes])
-    data = [{"type": "histogram", "x": values, "nbinsx": _BINS, "marker": {"color": BLUE}, "name": "runs"}]
+    counts, edges = np.histogram([100.0 * one.goodput for one in study.outcomes], _BINS)
+    middles = rounded(((edges[:-1] + edges[1:]) / 2).tolist())
+    bars = {"type": "bar", "x": middles, "y": counts.tolist(), "width": float(f"{edges[1] - edges[0]:.6g}")}
+    about_each = {"name": "runs", "hovertemplate": "%{y} runs near %{x:.4~g} %<extra></extra>"}
+    data = [bars | about_each | {"marker": {"color": BLUE}}]
     goodput = study.goodput
     about = f"Goodput of all runs: from {percent(goodput.p5)} to {percent(goodput.p95)}, median {percent(goodput.p50)}"
-    return Plot(data, layout(axis("goodput, %"), axis("runs, number")), about)
+    return Plot(data, layout(axis("goodput, %"), axis("runs, number"), showlegend=False), about)
 
 
 def _waterfall(study: RunStudy) -> Plot:

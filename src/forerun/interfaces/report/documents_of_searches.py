@@ -52,14 +52,15 @@ def search_document(
         parts += [figures(best.prediction), *warnings(best.prediction)]
     else:
         parts.append(Text("Nothing fits in memory.", "warning"))
-    parts += [*_ranking(result, top), *_spread(result)]
+    parts += [*ranking_parts(result, top), *_spread(result)]
     parts += [*_maps(telling_maps(result, MAPS) if maps is None else maps), *_left_out(result)]
     parts += best_sections(found, command, again)
     title = f"{result.model} on {result.n_gpus:,} x {result.cluster}: the best of {result.considered:,} plans"
     return Document(title, question, tuple(parts))
 
 
-def _ranking(result: SearchResult, top: int) -> list[Part]:
+def ranking_parts(result: SearchResult, top: int) -> list[Part]:
+    """Returns the best plans as a table, and what to know of them; nothing where no plan fits."""
     if not result.ranked:
         return []
     rows = tuple(

@@ -166,6 +166,11 @@ def schedules_pictures(request: ClusterRequest, outcomes: Sequence[PolicyOutcome
     return found
 
 
+def schedules_plots(request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> tuple[Plot, Plot]:
+    """Returns the GPUs in use over time, and the completion times."""
+    return _use(request, outcomes), _completion(outcomes)
+
+
 def _use(request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> Plot:
     data = []
     for one, colour in zip(outcomes, _colours(outcomes), strict=True):

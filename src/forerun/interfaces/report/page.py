@@ -21,6 +21,8 @@ from typing import Any, TypeAlias
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
 from forerun.common.shipped import shipped_text
+from forerun.interfaces.report.html_table import escaped as _text
+from forerun.interfaces.report.html_table import left_out_words, table_html
 
 MOST_ROWS = 60
 """rows that a table shows by default"""
@@ -196,10 +198,6 @@ def _data(figures: list[dict[str, Any]]) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _text(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
 def _contents(parts: Sequence[Part]) -> list[str]:
     headings = [part for part in parts if isinstance(part, Heading)]
     links = [f'<li><a href="#section-{i}">{_text(each.text)}</a></li>' for i, each in enumerate(headings, 1)]
@@ -250,22 +248,7 @@ def _plain(part: Text | Listing | Figures | Table | Code) -> list[str]:
 
 
 def _table(part: Table) -> list[str]:
-    def cells(row: Sequence[str], tag: str) -> str:
-        kinds = (' class="number"' if i in part.numeric else "" for i in range(len(row)))
-        return "".join(f"<{tag}{kind}>{_text(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True))
-
-    caption = [f"<caption>{_text(part.caption)}</caption>"] if part.caption else []
-    rows = [f"<tr>{cells(row, 'td')}</tr>" for row in part.rows[: part.most]]
-    left_out = len(part.rows) - len(rows)
-    note = [f'<p class="note">The first {len(rows):,} of {len(part.rows):,} rows.</p>'] if left_out else []
-    head = f"<thead><tr>{cells(part.columns, 'th')}</tr></thead>"
-    return [
-        '<div class="table" tabindex="0">',
-        "<table>",
-        *caption,
-        head,
-        "<tbody>",
-        *rows,
-        "</tbody></table></div>",
-        *note,
-    ]
+    words = left_out_words(part)
+    note = [f'<p class="note">{_text(words)}</p>'] if words else []
+    label = f' role="region" aria-label="{_text(part.caption)}"' if part.caption else ""
+    return [f'<div class="table" tabindex="0"{label}>', f"{table_html(part)}</div>", *note]

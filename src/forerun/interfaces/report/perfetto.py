@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -29,12 +31,12 @@ def write_trace(path: str | Path, program: Program, flat: FlatProgram, timeline:
     One process per rank class; one thread per stream that has nodes, and one for the host that launches kernels
     (`issue_ps` is the host's time per op, as given to `engine.simulate`). Slices are in order of their start, and
     never overlap on a thread. Times are microseconds with six digits, so picoseconds are exact. The file appears
-    whole or not at all.
+    whole or not at all, compressed where its name ends in .gz.
 
     Raises ForerunError if the file can't be written.
     """
     iteration = RunIteration(0, program, flat, timeline, issue_ps)
-    with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8") as file:
+    with _text_file(path) as file:
         _write_events(file, _events([iteration]), program.meta)
 
 
@@ -51,8 +53,23 @@ def write_run_trace(path: str | Path, iterations: Iterable[RunIteration], meta: 
         _metadata(_RUN_PID, 0, "process_sort_index", "sort_index", -1),
         _metadata(_RUN_PID, 0, "thread_name", "name", "iterations"),
     ]
-    with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8") as file:
+    with _text_file(path) as file:
         _write_events(file, chain(_events(_marked(iterations, marks)), marks), meta)
+
+
+@contextmanager
+def _text_file(path: str | Path) -> Iterator[TextIO]:
+    """Opens a file for text, compressed where its name ends in .gz; the same text gives the same bytes."""
+    with whole_file(path) as binary:
+        if not str(path).endswith(".gz"):
+            with io.TextIOWrapper(binary, encoding="utf-8") as file:
+                yield file
+            return
+        with (
+            gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=binary, mtime=0) as packed,
+            io.TextIOWrapper(packed, encoding="utf-8") as file,
+        ):
+            yield file
 
 
 def _write_events(file: TextIO, events: Iterator[str], meta: dict[str, object]) -> None:

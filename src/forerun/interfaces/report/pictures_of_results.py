@@ -42,18 +42,27 @@ def run_pictures(result: RunResult, usages: Sequence[Usage]) -> Pictures:
 
 def study_pictures(study: Study) -> Pictures:
     """Returns the picture of a study."""
+    name = {ScalingStudy: "scaling_efficiency", Comparison: "comparison", StragglerStudy: "straggler_distribution"}
+
+    def draw() -> bytes:
+        title, plots, note = plots_of_study(study)
+        return picture(title, *plots, note=note)
+
+    return {name[type(study)]: draw}
+
+
+def plots_of_study(study: Study) -> tuple[str, tuple[Plot, ...], str]:
+    """Returns the title of the picture of a study, its plots, and the note under them."""
     name = study.request.name
     if isinstance(study, ScalingStudy):
         kept = "strong scaling, global batch kept" if study.strong else "weak scaling, batch of each GPU kept"
         broken = next((point.n_gpus for point in study.points if point.num_nodes == study.break_down), None)
         note = "" if broken is None else f"Breaks down at {broken:,} GPUs: {study.cause}"
-        plots = efficiency_plot(study), throughput_plot(study)
-        return {"scaling_efficiency": lambda: picture(f"{name}: {kept}", *plots, note=note)}
+        return f"{name}: {kept}", (efficiency_plot(study), throughput_plot(study)), note
     if isinstance(study, Comparison):
-        return {"comparison": lambda: picture(f"{name}: variants side by side", comparison_plot(study))}
+        return f"{name}: variants side by side", (comparison_plot(study),), ""
     note = f"{study.lost_share:.1%} of the time goes to waiting for the slowest rank"
-    plots = spread_plot(study), cumulated_plot(study)
-    return {"straggler_distribution": lambda: picture(f"{name}: {len(study.steps_s):,} steps", *plots, note=note)}
+    return f"{name}: {len(study.steps_s):,} steps", (spread_plot(study), cumulated_plot(study)), note
 
 
 def search_pictures(result: SearchResult, maps: Sequence[HeatMap]) -> Mapping[str, bytes]:

@@ -108,6 +108,8 @@ def _dollars(point: SweepPoint) -> float:
 _MOST_POINTS = 1500
 """the most plans to draw: of more, the best ones and every n-th of the others"""
 _ROW_PX = 34
+_ROOM = 0.06
+"""what an axis shows beyond the values on each side, as a share of their range"""
 _FAINT = 0.4
 """opacity of hatches under words, from 0 to 1"""
 _GAP = 0.05
@@ -171,13 +173,21 @@ def plans_plot(result: SearchResult) -> Plot:
     data += [] if result.front is None else [_front(result.front, size)]
     times = [each.step_time_s / size for each in shown] or [1.0]
     limit = result.memory_limit_gib
-    data.append(
-        line(f"limit of memory, {limit:.1f} GiB", [limit] * 2, rounded([min(times), max(times)]), BLACK, "dash")
-    )
-    x = axis("peak of reserved memory, GiB", rangemode="tozero")
-    y = far_apart(f"time of a step, {unit}", times)
+    y = _closely(f"time of a step, {unit}", times)
+    low, high = (10**end for end in y["range"]) if y.get("type") == "log" else y["range"]
+    data.append(line(f"limit of memory, {limit:.1f} GiB", [limit] * 2, rounded([low, high]), BLACK, "dash"))
+    x = _closely("peak of reserved memory, GiB", [limit, *(each.peak_reserved_gib for each in shown)], log=False)
     about = f"Time and memory of {len(shown)} plans that were simulated"
     return Plot(data, layout(x, y, hovermode="closest"), about, 460)
+
+
+def _closely(title: str, values: Sequence[float], *, log: bool = True) -> dict[str, Any]:
+    """Returns an axis that fits the values; with `log` it is logarithmic where they are far apart."""
+    wide = far_apart(title, values)
+    if log and wide.get("type") == "log":
+        return wide
+    room = _ROOM * (max(values) - min(values)) or _ROOM * max(values) or 1.0
+    return axis(title, range=rounded([max(0.0, min(values) - room), max(values) + room]))
 
 
 def _some(rows: Sequence[Any]) -> Sequence[Any]:

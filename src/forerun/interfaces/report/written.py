@@ -11,10 +11,16 @@ from typing import Any
 
 from forerun.common.files import whole_file
 
+SCHEMA_VERSION = 1
+"""the version of all JSON outputs: within one, outputs only gain keys (docs/schemas, docs/deprecation.md)"""
+
 
 def to_json(record: dict[str, Any]) -> str:
-    """One JSON object, indented; figures that are not numbers would be a fault, so they raise ValueError."""
-    return json.dumps(record, indent=2, allow_nan=False)
+    """One JSON object, indented, with the version of its schema first.
+
+    Figures that are not numbers would be a fault, so they raise ValueError.
+    """
+    return json.dumps({"schema_version": SCHEMA_VERSION, **record}, indent=2, allow_nan=False)
 
 
 def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,0 +1,146 @@
+"""Write docs/schemas: the JSON Schema of what each command prints with --json, read off real outputs.
+
+    python docs/write_schemas.py
+
+A schema only grows. What it had stays in it, and the command stops where an output has lost a key or changed its type;
+such a change needs another SCHEMA_VERSION (interfaces/report/written.py).
+"""
+
+import contextlib
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.interfaces.cli.main import run
+from forerun.interfaces.report.written import SCHEMA_VERSION
+
+FOLDER = Path(__file__).parent / "schemas"
+_MODEL = "llama-3.1-8b --cluster h100-sxm --seq-len 4096"
+_SPACE = f"{_MODEL} --global-batch 32 --stack torchtitan --tp 1 --cp 1 --pp 1 --compile"
+_EXPERIMENT = "gpt2-large-ethernet"
+COMMANDS = {
+    "predict": (
+        f"predict {_MODEL} --dp-shard 8 --json",
+        f"predict {_MODEL} --dp-shard 8 --compile --every checkpoint=100 --storage 2,100 --json",
+    ),
+    "plan": (f"plan {_SPACE} --gpus 8 --json", f"plan {_SPACE} --gpus 8 --pareto --json"),
+    "plan-range": (f"plan {_SPACE} --gpus 8,16 --json",),
+    "run": ("run llama-3-405b --runs 2 --json",),
+    "cluster": ("cluster {jobs} --json",),
+    "experiment-run": (f"experiment run {_EXPERIMENT} --json",),
+    "experiment-scale": (f"experiment scale {_EXPERIMENT} --nodes 1 2 --json",),
+    "experiment-compare": (f"experiment compare {_EXPERIMENT} --devices H100 --json",),
+    "experiment-stragglers": ("experiment stragglers stragglers-a100 --json",),
+    "models": ("models --json",),
+    "clusters": ("clusters --json",),
+    "stacks": ("stacks --json",),
+}
+"""name of the schema -> commands whose outputs it describes"""
+_JOBS = """
+nodes: 2
+jobs:
+  - {name: a, gpus: 8, duration_s: 7200, group: research}
+  - {name: b, gpus: 16, duration_s: 3600, submit_s: 60}
+"""
+_MAPS = {
+    *("breakdown", "memory_by_category_gib", "counts", "impossible", "impossible_examples", "out_of_memory"),
+    *("badput", "failures", "mean_jct_s_by_group", "config", "fields", "badput_s", "by_cause_ps", "by_class_ps"),
+    *("choices_of", "traits", "kernel_rates", "breakdown_s", "figures"),
+}
+"""keys whose objects are tables of names: their keys are no part of the schema"""
+
+
+class Shrunk(ValueError):
+    """An output lost what its schema promises."""
+
+
+def outputs(name: str) -> list[Any]:
+    """Returns what the commands of a schema print."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = Path(folder) / "jobs.yaml"
+        jobs.write_text(_JOBS, encoding="utf-8")
+        for command in COMMANDS[name]:
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                code = run([word.format(jobs=jobs) for word in command.split()])
+            if code:
+                raise SystemExit(f"{command}: exit code {code}")
+            found.append(json.loads(out.getvalue()))
+    return found
+
+
+def schema_of(samples: Sequence[Any], key: str = "") -> dict[str, Any]:
+    """Returns the schema of values that stand under one key."""
+    types = sorted({_type(each) for each in samples})
+    schema: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
+    objects = [each for each in samples if isinstance(each, dict)]
+    if objects and key in _MAPS:
+        if inside := [value for each in objects for value in each.values()]:
+            schema["additionalProperties"] = schema_of(inside)
+    elif objects:
+        names = list(dict.fromkeys(name for each in objects for name in each))
+        schema["properties"] = {name: schema_of([e[name] for e in objects if name in e], name) for name in names}
+        schema["required"] = [name for name in names if all(name in each for each in objects)]
+    if inside := [value for each in samples if isinstance(each, list) for value in each]:
+        schema["items"] = schema_of(inside)
+    return schema
+
+
+def merged(old: dict[str, Any], new: dict[str, Any], place: str = "") -> dict[str, Any]:
+    """Returns a schema that promises all that the old one did. Raises Shrunk where the new one can't."""
+    out = dict(new)
+    lost = [name for name in old.get("required", ()) if name not in new.get("required", ()) and "properties" in new]
+    if lost:
+        raise Shrunk(f"{place or 'the output'} no longer always has {', '.join(lost)}")
+    before, now = ({t for t in [s.get("type", [])] for t in (t if isinstance(t, list) else [t])} for s in (old, new))
+    if before and not (now <= before or now - before == {"null"} or before == {"null"}):
+        raise Shrunk(f"{place or 'the output'} was {' or '.join(sorted(before))} and is {' or '.join(sorted(now))}")
+    types = sorted(before | now)
+    out["type"] = types[0] if len(types) == 1 else types
+    for part in ("items", "additionalProperties"):
+        if part in old:
+            out[part] = merged(old[part], new[part], f"{place}[]") if part in new else old[part]
+    if "properties" in old:
+        mine, theirs = new.get("properties", {}), old["properties"]
+        both = {n: merged(theirs[n], mine[n], f"{place}.{n}".lstrip(".")) for n in theirs if n in mine}
+        out["properties"] = theirs | both | {n: s for n, s in mine.items() if n not in theirs}
+        out["required"] = new.get("required", old.get("required", []))
+    return out
+
+
+def document(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Returns a schema as its file has it."""
+    schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    title = f"what `forerun {name.replace('-', ' ')} --json` prints"
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
+
+
+def path_of(name: str) -> Path:
+    """Returns the file of a schema."""
+    return FOLDER / f"{name}.json"
+
+
+def _type(value: Any) -> str:
+    names = {bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return "null" if value is None else names[type(value)]
+
+
+def main() -> None:
+    """Write every schema, grown by what the outputs have now."""
+    FOLDER.mkdir(exist_ok=True)
+    for name in COMMANDS:
+        schema, path = schema_of(outputs(name)), path_of(name)
+        if path.exists():
+            old = json.loads(path.read_text(encoding="utf-8"))
+            if old["properties"]["schema_version"]["const"] == SCHEMA_VERSION:
+                old["properties"]["schema_version"] = {"type": "number"}
+                schema = merged(old, schema)
+        path.write_text(json.dumps(document(name, schema), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
