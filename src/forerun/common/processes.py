@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 CHUNK = 8
-"""tasks that a worker gets at once"""
+"""most tasks that a worker gets at once"""
+_SHARES = 4
+"""chunks that each worker gets at least, as long as there are as many tasks"""
 _LOOK_EVERY_S = 1.0
 """how often a worker checks that its parent process still runs"""
 
@@ -39,7 +41,7 @@ def default_workers() -> int:
 
 
 class Processes(Generic[Task, Answer]):
-    """Answers tasks with `workers` processes, each of which gets `chunk` tasks at a time. A context manager.
+    """Answers tasks with `workers` processes, each of which gets up to `chunk` tasks at a time. A context manager.
 
     With one worker, or fewer than `worth_a_pool` tasks, this process answers them itself, since starting processes
     would take longer. Raises ForerunError for fewer than one worker.
@@ -73,7 +75,8 @@ class Processes(Generic[Task, Answer]):
             yield self._answer(tasks[0])  # compiles the functions that forked processes inherit
             tasks = tasks[1:]
             self._pool = self._start()
-        chunks = [tasks[i : i + self._chunk] for i in range(0, len(tasks), self._chunk)]
+        size = max(1, min(self._chunk, len(tasks) // (_SHARES * self._workers)))  # few tasks: all workers get some
+        chunks = [tasks[i : i + size] for i in range(0, len(tasks), size)]
         for answers in self._pool.map(_answer_chunk, chunks):
             yield from answers
 

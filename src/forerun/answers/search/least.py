@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -27,16 +28,19 @@ class LeastSizes:
     def __init__(self, runs: UnitRuns) -> None:
         self._runs = runs
 
+    def prepare(self, plans: Iterable[Plan]) -> None:
+        """Builds the units that the bounds of many plans need at once."""
+        self._runs.prepare((built, None) for plan in plans for built in _built(plan))
+
     def __call__(self, plan: Plan) -> UnitSizes:
         """Returns the bound for the units of `plan`, in which a split backward pass adds nothing for certain."""
-        split = plan.splits_backward
-        plan = replace(plan, dispatcher="auto", expert_overlap=False, pp_schedule="1F1B", virtual_stages=1)
-        if plan.micro_batch <= _BUILT[-1] or plan.activation_offload:  # its shares are of whole tensors
-            return self._ends_only(self._runs.sizes(plan), split)
-        fewer, more = (self._runs.sizes(replace(plan, micro_batch=n)) for n in _BUILT)
-        times = (plan.micro_batch - _BUILT[-1]) / (_BUILT[1] - _BUILT[0])
-        kept, rise = (_extended(getattr(fewer, name), getattr(more, name), times) for name in ("kept", "backward_rise"))
-        return self._ends_only(replace(more, kept=kept, backward_rise=rise), split)
+        built = [self._runs.sizes(each) for each in _built(plan)]
+        fewer, sizes = built[0], built[-1]
+        if len(built) > 1:
+            times = (plan.micro_batch - _BUILT[-1]) / (_BUILT[1] - _BUILT[0])
+            kept = _extended(fewer.kept, sizes.kept, times)
+            sizes = replace(sizes, kept=kept, backward_rise=_extended(fewer.backward_rise, sizes.backward_rise, times))
+        return self._ends_only(sizes, plan.splits_backward)
 
     @staticmethod
     def _ends_only(sizes: UnitSizes, split: bool) -> UnitSizes:
@@ -45,6 +49,14 @@ class LeastSizes:
         if not split:
             rise[[EMBEDDING, HEAD]] = sizes.backward_rise[[EMBEDDING, HEAD]]
         return replace(sizes, backward_rise=rise)
+
+
+def _built(plan: Plan) -> tuple[Plan, ...]:
+    """Returns the plans whose units are built for `plan`: itself, or those of smaller micro batches."""
+    plan = replace(plan, dispatcher="auto", expert_overlap=False, pp_schedule="1F1B", virtual_stages=1)
+    if plan.micro_batch <= _BUILT[-1] or plan.activation_offload:  # its shares are of whole tensors
+        return (plan,)
+    return tuple(replace(plan, micro_batch=n) for n in _BUILT)
 
 
 def recomputing(table: SpaceTable, what: str) -> SpaceTable:

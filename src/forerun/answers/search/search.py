@@ -32,6 +32,7 @@ from forerun.answers.search.spaces import Bounds, Spaces
 from forerun.answers.search.store import AnswerStore, Remembering
 from forerun.answers.search.unit_runs import UnitRuns
 from forerun.common.errors import ForerunError, ImpossiblePlan
+from forerun.common.processes import default_workers
 from forerun.common.units import GIB
 from forerun.core.cost.measured import Measured
 from forerun.core.network.network_file import Network
@@ -129,7 +130,9 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         chosen = Spaces.of(make_spaces(*place, fixed, limits, space, network is not None), tally)
         if not len(chosen.table):
             raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
-        bounds = Bounds(chosen, UnitRuns(model, cluster, network, measured, n_gpus))
+        own_workers = workers if workers is not None and executor == "local" else default_workers()
+        runs = stack.enter_context(UnitRuns(model, cluster, network, measured, n_gpus, own_workers))
+        bounds = Bounds(chosen, runs)
         every = exhaustive or predictor is not predict
         run = Simulating(bounds, chosen.table, objective, keep, every, pareto is not None, tally)
         run.run(answers, progress)
@@ -295,14 +298,14 @@ class Simulating:
         """Returns the best plan of `rows`, simulating those that may be it; None where none fits."""
         queue = self._queue(rows[self._status[rows] == Status.SKIPPED])
 
-        def best() -> float:
-            return min((self._value(row) for row in rows.tolist() if self._status[row] == Status.OK), default=np.inf)
+        def fit() -> list[tuple[float, int]]:
+            return [(self._value(row), row) for row in rows[self._status[rows] == Status.OK].tolist()]
 
-        while batch := queue.next(_OF_A_CHOICE, best()):
+        while batch := queue.next(_OF_A_CHOICE, min(fit(), default=(np.inf, -1))[0]):
             for row, answer in zip(batch, answers.run([self._table.plan(row) for row in batch]), strict=True):
                 self._record(row, answer)
-        fit = [(self._value(row), row) for row in rows.tolist() if self._status[row] == Status.OK]
-        return self.predictions[min(fit)[1]] if fit else None
+        found = fit()
+        return self.predictions[min(found)[1]] if found else None
 
     def _value(self, row: int) -> float:
         return KEYS[self._objective](self.predictions[row])

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from forerun.answers.search.least import LeastSizes
 from forerun.answers.search.pipelines import STAGED, Held, Pipeline
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.table import PlanTable, dense_ids
@@ -16,7 +17,6 @@ from forerun.answers.search.unit_runs import ALONE, UnitRuns, UnitSizes, UnitTim
 from forerun.core.program.types import F64, I64
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans
-from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.states import accumulation_bytes
 
@@ -33,11 +33,11 @@ class Shared:
         runs: UnitRuns,
         stack: Stack,
         s_per_byte: float,
-        sizes_of: Callable[[Plan], UnitSizes] | None = None,
+        least: LeastSizes | None = None,
     ) -> None:
-        """`sizes_of` answers the memory of a plan's units; unless given, the units are built."""
+        """`least` answers lower bounds of the memory of units, whose times are then not asked for."""
         self._stack, self._s_per_byte = stack, s_per_byte
-        self._table, self._runs = table, runs
+        self._runs = runs
         names = [name for name in (*table.meshes.codes, *table.variants.codes) if name not in (*ALONE, *_OWN)]
         built, built_rows = dense_ids(
             _ids(table, names)[0], _answers(table, lambda plans: plans.splits_backward, *_SPLITTING)
@@ -50,20 +50,20 @@ class Shared:
         self.plans: PlanTable = table.rows(rows)
         """one plan of each kind"""
         self.of_unit, self._of_pipeline, self._sum = unit[rows], self._pipeline[rows], sums[rows]
-        self._unit_rows = unit_rows
-        sizes = [(sizes_of or runs.sizes)(table.plan(int(row))) for row in built_rows]
-        self.sizes: list[UnitSizes] = [sizes[number] for number in built[unit_rows]]
+        plans, of_unit = [table.plan(row) for row in built_rows.tolist()], built[unit_rows].tolist()
+        self._placed = [(plans[n], table.groups_of(row)) for n, row in zip(of_unit, unit_rows.tolist(), strict=True)]
+        if least is None:
+            runs.prepare(self._placed)
+        else:
+            least.prepare(plans)
+        sizes = [(least or runs.sizes)(plan) for plan in plans]
+        self.sizes: list[UnitSizes] = [sizes[number] for number in of_unit]
         self.pipelines = [Pipeline(runs.model, table.plan(int(row))) for row in pipeline_rows]
 
     @cached_property
     def times(self) -> list[UnitTimes]:
         """Returns the seconds of the units."""
-        found = []
-        for row in self._unit_rows:
-            groups = self._table.groups[int(self._table.mesh[row])]
-            assert groups is not None  # a plan without groups is impossible
-            found.append(self._runs.times(self._table.plan(int(row)), groups))
-        return found
+        return [self._runs.times(plan, groups) for plan, groups in self._placed]
 
     # -- by kind -----------------------------------------------------------------------------------------------
 

@@ -104,6 +104,12 @@ class SpaceTable:
         """Returns the plan in `row`."""
         return self.rows(slice(row, row + 1)).plan(0)
 
+    def groups_of(self, row: int) -> Groups:
+        """Returns the communication groups of the plan in `row`, which must be a possible one."""
+        groups = self.groups[int(self.mesh[row])]
+        assert groups is not None  # a plan without groups is impossible
+        return groups
+
     def take(self, rows: Rows) -> SpaceTable:
         """Returns the table of the plans of `rows`, in that order."""
         return replace(self, mesh=self.mesh[rows], variant=self.variant[rows])

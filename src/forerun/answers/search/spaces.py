@@ -85,10 +85,7 @@ class Bounds:
 
     def groups(self, row: int) -> Groups:
         """Returns the communication groups of the plan in `row`."""
-        table = self._spaces.table
-        groups = table.groups[int(table.mesh[row])]
-        assert groups is not None  # a plan without groups is impossible
-        return groups
+        return self._spaces.table.groups_of(row)
 
     def closer(self, row: int) -> float:
         """Returns a closer bound of the time of the plan in `row`, in seconds."""

@@ -1,17 +1,22 @@
 """Simulates the units of a model (embedding, layers, head) alone, for the lower bounds of a step.
 
 Plans that differ only in data or pipeline parallelism share the same units. Their blocks are built once, and run once
-for each placement of tensor, context and expert parallelism on the nodes.
+for each placement of tensor, context and expert parallelism on the nodes. Where many are asked for at once, local
+processes build and run them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from math import gcd
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forerun.answers.search.orders import Groups
+from forerun.common.processes import Processes
 from forerun.common.units import PS_PER_S
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
@@ -28,6 +33,9 @@ from forerun.sources.symbolic.fsdp_units import UnitKind, Units, build_units, n_
 from forerun.sources.symbolic.kernels import MODULES, TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.weights import Weights
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 INSIDE = ("tp", "cp", "etp", "ep")
 """axes of the groups in which units communicate"""
@@ -46,6 +54,8 @@ ALONE = {
 }
 """plan fields that units don't depend on, with the values that units run with; dp_shard is as expert parallelism
 needs"""
+WORTH_A_POOL = 48
+"""fewer units than this are built in this process"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +86,33 @@ class UnitTimes:
     weights: F64
 
 
+Key = tuple[Plan, bool]
+"""a plan of units alone, and whether weight gradients are passes of their own"""
+Place = tuple[object, ...]
+"""where groups lie on the nodes, as far as it changes times"""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is known of the units of one Key."""
+
+    sizes: UnitSizes
+    times: dict[Place, UnitTimes]
+
+
+@dataclass(slots=True)
+class _Task:
+    """Units to build, and the groups with which to run them."""
+
+    key: Key
+    groups: dict[Place, Groups] = field(default_factory=dict)
+
+
 class UnitRuns:
-    """Runs the units of the plans of one model on one cluster, or on a network of its GPUs.
+    """Runs the units of the plans of one model on one cluster, or on a network of its GPUs. A context manager.
 
     `measured` holds times that replace those of the shipped model, as in the predictions that the bounds are for. No
-    plan has fewer than `n_gpus` GPUs, which wait for the slowest of them.
+    plan has fewer than `n_gpus` GPUs, which wait for the slowest of them. `prepare` uses `workers` processes.
     """
 
     def __init__(
@@ -90,28 +122,53 @@ class UnitRuns:
         network: Network | None = None,
         measured: Measured | None = None,
         n_gpus: int = 1,
+        workers: int = 1,
     ) -> None:
         self.model, self.cluster, self.network, self.measured = model, cluster, network, measured
         self.n_gpus = n_gpus
-        self._built: dict[tuple[Plan, bool], BuiltUnits] = {}
-        self._times: dict[tuple[object, ...], UnitTimes] = {}
+        self._keys: dict[Plan, Key] = {}
+        self._built: dict[Key, BuiltUnits] = {}
+        self._found: dict[Key, _Found] = {}
+        self._processes = Processes(self._find, workers, WORTH_A_POOL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._processes.__exit__(kind, error, trace)
 
     def sizes(self, plan: Plan) -> UnitSizes:
         """Returns the memory of the units of `plan`."""
-        return self.units(plan).sizes
+        key = self._key(plan)
+        if key not in self._found:
+            self.prepare([(plan, None)])
+        return self._found[key].sizes
 
     def times(self, plan: Plan, groups: Groups) -> UnitTimes:
         """Returns the seconds of the units of `plan` with its groups at the places of `groups`."""
-        return self.times_of(self.units(plan), groups)
+        key, place = self._key(plan), self.place(groups)
+        if key not in self._found or place not in self._found[key].times:
+            self.prepare([(plan, groups)])
+        return self._found[key].times[place]
 
-    def times_of(self, units: BuiltUnits, groups: Groups) -> UnitTimes:
-        """Returns the seconds of `units` with their groups at the places of `groups`."""
-        key = (id(units), self.place(groups))
-        if key not in self._times:
-            self._times[key] = units.times(self, {axis: groups[axis] for axis in INSIDE})
-        return self._times[key]
+    def prepare(self, wanted: Iterable[tuple[Plan, Groups | None]]) -> None:
+        """Finds out the sizes of the units of many plans, and with groups their times, unless they are known."""
+        tasks: dict[Key, _Task] = {}
+        for plan, groups in wanted:
+            key = self._key(plan)
+            found = self._found.get(key)
+            place = None if groups is None else self.place(groups)
+            if found is None or not (place is None or place in found.times):
+                task = tasks.setdefault(key, _Task(key))
+                if place is not None and groups is not None:
+                    task.groups[place] = groups
+        todo = list(tasks.values())
+        for task, answer in zip(todo, self._processes.run(todo), strict=True):
+            self._found.setdefault(task.key, answer).times.update(answer.times)
 
-    def place(self, groups: Groups) -> tuple[object, ...]:
+    def place(self, groups: Groups) -> Place:
         """Returns the place of the units' groups as far as it changes their time: the ranks themselves matter only on a
         network."""
         inside = (groups[axis] for axis in INSIDE)
@@ -119,14 +176,19 @@ class UnitRuns:
             return tuple(inside)
         return tuple((group.nodes, group.ranks_per_node) for group in inside)
 
-    def units(self, plan: Plan) -> BuiltUnits:
-        """Returns the units of `plan`, built once, with separate weight passes where the schedule splits backward."""
-        needed = plan.ep * plan.etp
-        alone = replace(plan, **ALONE, dp_shard=needed // gcd(needed, plan.cp * plan.tp))  # type: ignore[arg-type]
-        key = (alone, plan.splits_backward)
-        if key not in self._built:
-            self._built[key] = BuiltUnits(self.model, self.cluster, *key)
-        return self._built[key]
+    def _key(self, plan: Plan) -> Key:
+        if plan not in self._keys:
+            needed = plan.ep * plan.etp
+            alone = replace(plan, **ALONE, dp_shard=needed // gcd(needed, plan.cp * plan.tp))  # type: ignore[arg-type]
+            self._keys[plan] = (alone, plan.splits_backward)
+        return self._keys[plan]
+
+    def _find(self, task: _Task) -> _Found:
+        if task.key not in self._built:
+            self._built[task.key] = BuiltUnits(self.model, self.cluster, *task.key)
+        units = self._built[task.key]
+        inside = {place: {axis: groups[axis] for axis in INSIDE} for place, groups in task.groups.items()}
+        return _Found(units.sizes, {place: units.times(self, groups) for place, groups in inside.items()})
 
 
 class BuiltUnits:

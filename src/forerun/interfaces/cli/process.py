@@ -1,8 +1,9 @@
-"""The process of the console command: its signals, and streams that are closed or that can't write every character."""
+"""The process of the console command: its signals, its memory, and streams that are closed or lack characters."""
 
 from __future__ import annotations
 
 import codecs
+import gc
 import os
 import signal
 import sys
@@ -12,6 +13,8 @@ from typing import Any, NoReturn
 
 _ENDING = ("SIGTERM", "SIGHUP")
 _ESCAPED = "forerun.escaped"
+_COLLECT_AFTER = (100_000, 20, 50)
+"""thresholds of Python's garbage collector: a command makes many objects that live long, and hardly a cycle"""
 
 
 class Ended(KeyboardInterrupt):
@@ -23,10 +26,11 @@ class Ended(KeyboardInterrupt):
 
 
 def prepare_process() -> None:
-    """Makes signals end the process as Ctrl-C does, and streams take every character.
+    """Makes signals end the process as Ctrl-C does, streams take every character, and the garbage collector run seldom.
 
     A signal that the caller has the process ignore, as nohup does, stays ignored.
     """
+    gc.set_threshold(*_COLLECT_AFTER)
     for name in _ENDING:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:

@@ -92,6 +92,8 @@ class _Backward:
         self.weights = weights
         self.sizes = tape.sizes()
         self.kept = tape.kept()
+        self.categories = {name: op.category for op in reversed(tape.ops) for name, _ in op.makes}
+        """tensor -> memory category of its first maker"""
         self.overwritten = {name for op in tape.ops if op.in_place for name in op.reads if name in op.saves}
         """kept tensors that their gradients overwrite"""
         self.release = self._releases()
@@ -196,7 +198,7 @@ class _Backward:
             if tensor in self.tape.held:
                 continue
             if tensor in self.kept:
-                category = self._category(tensor)
+                category = self.categories.get(tensor, _ACTIVATION)
                 target = self.weights.block if self.weights and op.weight_backward else block
                 end = max(0, (turn if turn >= 0 and tensor in op.reads else len(target)) - 1)
                 for part in self.tape.parts(self.sizes[tensor]):
@@ -204,12 +206,6 @@ class _Backward:
             elif tensor in self.remade:
                 size, start = self.remade.pop(tensor)
                 block.tensor(size, _TEMPORARY, start, last)
-
-    def _category(self, tensor: str) -> Category:
-        for op in self.tape.ops:
-            if any(name == tensor for name, _ in op.makes):
-                return op.category
-        return _ACTIVATION
 
     def _gradients(self, op: TapeOp, first: int, last: int) -> None:
         block = self.writer.block
