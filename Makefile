@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types kernels tests long ray versions bench mutants fuzz clean
+.PHONY: docs man schemas demo test lint types kernels tests long ray versions bench mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
@@ -56,6 +56,18 @@ SEED ?= 0
 mutants: $(VENV)/installed-test
 	$(BIN)/python benchmarks/mutants $(PACKAGE) --number $(N) --seed $(SEED)
 
+# the documentation site, in build/site; it asks no other machine for anything
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# man pages of all commands, in build/man
+man: $(VENV)/installed
+	$(BIN)/python docs/write_man.py build/man
+
+# what --json prints, as JSON Schemas in docs/schemas, which only grow
+schemas: $(VENV)/installed-test
+	$(BIN)/python docs/write_schemas.py
+
 # commands on mutated inputs: make fuzz N=100000 SEED=3; what breaks something is kept in tests/fuzz/corpus
 fuzz: $(VENV)/installed-test
 	$(BIN)/python tests/fuzz $(N) --seed $(SEED) --keep tests/fuzz/corpus
@@ -72,6 +84,10 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/installed
+
+$(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)/installed-ray: $(VENV)/installed-test

@@ -34,7 +34,13 @@ ROOMS = {
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
     "answers": [["analysis"], ["search", "diff", "goodput", "jobs", "stragglers", "profile"], ["experiment"]],
     "evidence": [["measure", "validation"], ["fitting", "traced"]],
-    "interfaces": [["report"], ["notebook"], ["api", "experiments", "whole_runs", "jobs"], ["cli"], ["pytest_plugin"]],
+    "interfaces": [
+        ["report"],
+        ["notebook", "starts"],
+        ["api", "experiments", "whole_runs", "jobs", "watch"],
+        ["cli"],
+        ["pytest_plugin"],
+    ],
 }
 """the rooms of each wing, from the ground up"""
 WING_FLOOR = {wing: floor for floor, wings in enumerate(WINGS) for wing in wings}
@@ -49,6 +55,7 @@ LAZY = {
     SOURCE / "answers" / "analysis" / "history.py": {"pandas"},
     SOURCE / "describe" / "model" / "meta_device.py": {"torch", "transformers"},
     SOURCE / "common" / "shown.py": {"pandas"},
+    SOURCE / "interfaces" / "watch.py": {"transformers", "lightning.pytorch"},
     SOURCE / "evidence" / "measure" / "fit.py": {"scipy.optimize"},
     SOURCE / "evidence" / "measure" / "samples.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},

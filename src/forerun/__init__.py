@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from forerun.interfaces.experiments import Experiment
     from forerun.interfaces.jobs import Jobs
+    from forerun.interfaces.watch import StepWatch, hugging_face_callback, lightning_callback, watch_torchtitan
     from forerun.interfaces.whole_runs import Run
     from forerun.sources.trace import opaque as kernels
 
@@ -49,6 +50,7 @@ _OFFERED = {
     "forerun.interfaces.experiments": ("Experiment",),
     "forerun.interfaces.whole_runs": ("Run",),
     "forerun.interfaces.jobs": ("Jobs",),
+    "forerun.interfaces.watch": ("StepWatch", "hugging_face_callback", "lightning_callback", "watch_torchtitan"),
     "forerun.describe.model.spec": ("ModelSpec",),
     "forerun.describe.cluster.types": ("Cluster",),
     "forerun.describe.plan.plan": ("Plan",),
@@ -68,11 +70,14 @@ __all__ = [
     "ModelSpec",
     "Plan",
     "Run",
+    "StepWatch",
     "Storage",
     "TrainingLoop",
     "UnknownName",
     "__version__",
+    "hugging_face_callback",
     "kernels",
+    "lightning_callback",
     "load_cluster",
     "load_measured",
     "load_model",
@@ -87,6 +92,7 @@ __all__ = [
     "sweep",
     "trace",
     "trace_module",
+    "watch_torchtitan",
 ]
 
 

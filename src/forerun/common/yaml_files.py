@@ -8,7 +8,7 @@ import re
 import reprlib
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -22,6 +22,8 @@ class Entry(BaseModel):
     """A mapping in a file. It refuses unknown keys and never reads text as a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    page: ClassVar[str] = ""
+    """the page that explains the keys"""
 
 
 _KIND_OF_VALUE = re.compile(
@@ -189,10 +191,12 @@ def check(model: type[EntryType], data: dict[str, Any], place: str) -> EntryType
         return model.model_validate(data)
     except ValidationError as error:
         problems = error.errors(include_url=False)
-        first = problems[0]
+        # An unknown key is often the one that is missing, misspelt.
+        first = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
         path = [str(part) for part in first["loc"] if not _KIND_OF_VALUE.fullmatch(str(part))]
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ForerunError(f"{place}: {' '.join(_explain(model, path, first).split())}{more}") from None
+        page = f"; {model.page} explains the keys" if model.page else ""
+        raise ForerunError(f"{place}: {' '.join(_explain(model, path, first).split())}{more}{page}") from None
 
 
 def _explain(model: type[Entry], path: list[str], problem: Any) -> str:

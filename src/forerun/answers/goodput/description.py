@@ -160,6 +160,8 @@ class PlanEntry(Entry):
 class RunEntry(Entry):
     """The whole file."""
 
+    page = "docs/goodput.md"
+
     name: str = "run"
     gpus: AtLeastOne
     gpus_per_node: AtLeastOne | None = None

@@ -87,6 +87,8 @@ class NetworkEntry(Entry):
 class ClusterEntry(Entry):
     """The whole file."""
 
+    page = "docs/jobs.md"
+
     name: str = "cluster"
     switches: Count = 1
     nodes: Count

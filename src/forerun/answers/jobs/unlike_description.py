@@ -37,6 +37,8 @@ class SteppedEntry(Entry):
 class UnlikeEntry(Entry):
     """The whole file."""
 
+    page = "docs/jobs.md"
+
     name: str = "cluster"
     gpu_kinds: Annotated[dict[str, Count], Field(min_length=1)]
     trace: str | None = None

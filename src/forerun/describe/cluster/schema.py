@@ -170,6 +170,8 @@ class DeviceEntry(SystemEntry):
 class ClusterEntry(SystemEntry):
     """A cluster; the reference system of its device fills in the keys that are left out."""
 
+    page = "docs/extending.md"
+
     name: Name | None = None
     device: str | dict[str, Any]
     """name of a device, or the keys of a DeviceEntry, which may start from a known device by `like: NAME`"""

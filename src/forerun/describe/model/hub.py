@@ -63,15 +63,16 @@ def absent(name: str, presets: Sequence[str]) -> ForerunError:
     near = difflib.get_close_matches(name.rpartition("/")[2].lower(), presets, 1, 0.8)
     hint = f"; did you mean {near[0]}?" if near else ""
     return ForerunError(
-        f"{name}: not in the hub cache {_cache()}, and nothing is downloaded unasked; run"
+        f"{name}: not in the hub cache {hub_folder()}, and nothing is downloaded unasked; run"
         f" `forerun models {name} --download`{hint}"
     )
 
 
-def _cache() -> Path:
+def hub_folder() -> Path:
+    """Returns the folder of the Hugging Face hub cache, which need not be there."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
 
 
 def _folder(name: str) -> Path:
-    return _cache() / f"models--{name.replace('/', '--')}"
+    return hub_folder() / f"models--{name.replace('/', '--')}"

@@ -45,10 +45,14 @@ COMMANDS = {
     "stage": "Generate Chakra traces of a transformer from the flags of STAGE.",
     "traffic": "Deliver message patterns over a network.",
     "dse": "Explore a design space of workloads, systems and strategies.",
+    "init": "Write a first YAML file from four answers.",
+    "doctor": "Say what this installation has and lacks.",
     "version": "Print the version.",
 }
 TRACEBACK = "FORERUN_TRACEBACK"
 """the environment variable that lets an unexpected error end with Python's traceback"""
+COMPLETES = "_FORERUN_COMPLETE"
+"""the environment variable by which a shell asks for completions"""
 _LONGEST_REPORT = 300
 # Typer brings its own copy of click from some version on; its errors are reached through their common descendant.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -69,7 +73,7 @@ def run(arguments: list[str]) -> int:
     """Run the command line `arguments` and answer its exit code."""
     try:
         arguments = _rewritten(arguments)
-        code = _app(arguments)(arguments or ["--help"], prog_name="forerun", standalone_mode=False, obj=arguments)
+        code = app_of(arguments)(arguments or ["--help"], prog_name="forerun", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
         if code == INTERRUPTED:  # some versions of Typer answer Ctrl-C by this code, others raise Abort
             return _fail("interrupted", INTERRUPTED)
@@ -122,8 +126,17 @@ def _forget_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _app(arguments: list[str]) -> typer.Typer:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=_HELP, rich_markup_mode=None)
+def app_of(arguments: list[str]) -> typer.Typer:
+    """Returns the command line, of which the command is loaded that `arguments` begin with."""
+    if COMPLETES in os.environ:
+        completion = import_module("forerun.interfaces.cli.completion")
+        arguments = completion.asked() or arguments
+        if completion.known_at_once():
+            app = typer.Typer()
+            app.callback()(_forerun)
+            app.command(arguments[0])(completion.of_presets)
+            return app
+    app = typer.Typer(pretty_exceptions_enable=False, help=_HELP, rich_markup_mode=None)
     app.callback()(_forerun)
     for name, summary in COMMANDS.items():
         command = _load(name) if arguments[:1] == [name] else _not_asked_for

@@ -9,6 +9,7 @@ import typer
 
 from forerun.describe.model.catalog import load_any, model_table
 from forerun.describe.model.hub import download_config
+from forerun.interfaces.cli import completion
 from forerun.interfaces.report.console import print_models
 from forerun.interfaces.report.layer_table import model_record, print_model
 from forerun.interfaces.report.terminal import console
@@ -17,7 +18,11 @@ from forerun.interfaces.report.written import to_json
 
 def models(
     model: Annotated[
-        str | None, typer.Argument(help="One model, part by part: a preset, config.json, its folder, or a YAML file.")
+        str | None,
+        typer.Argument(
+            help="One model, part by part: a preset, config.json, its folder, or a YAML file.",
+            autocompletion=completion.models,
+        ),
     ] = None,
     download: Annotated[
         bool, typer.Option("--download", help="Download config.json of org/model from the Hugging Face hub first.")

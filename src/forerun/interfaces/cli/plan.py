@@ -20,6 +20,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_model
+from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.launch_option import LaunchOptions
@@ -40,9 +41,15 @@ class Subject:
     """Says what is searched: the plans of a model on a cluster, or saved programs."""
 
     model: Annotated[
-        str | None, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")
+        str | None,
+        typer.Argument(
+            help="Preset (forerun models), config.json, its folder, or a YAML file.", autocompletion=completion.models
+        ),
     ] = None
-    cluster: Annotated[str | None, typer.Option(help="Preset (forerun clusters) or a YAML file.")] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Preset (forerun clusters) or a YAML file.", autocompletion=completion.clusters),
+    ] = None
     programs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Saved programs (forerun trace) to rank in place of plans.")
     ] = None

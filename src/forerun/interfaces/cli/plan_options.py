@@ -24,6 +24,7 @@ from forerun.describe.plan.fields import (
     plan_fields,
 )
 from forerun.describe.plan.plan import Plan
+from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.option_groups import Command, grouped, with_parameters
 
 _SEARCHED = (
@@ -121,7 +122,9 @@ def _option(name: str, several: bool) -> inspect.Parameter:
         kind = str | None
         metavar = "|".join(map(str, choices(name))) or _METAVARS.get(FIELD_TYPES[name], "N,N,...")
         metavar += ",..." if several and not is_list(name) else ""
-        declaration = typer.Option(option, help=_help(name, several), metavar=metavar)
+        declaration = typer.Option(
+            option, help=_help(name, several), metavar=metavar, autocompletion=completion.of_field(name)
+        )
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, declaration]
     )

@@ -26,6 +26,7 @@ from forerun.describe.model.layered import LayeredModel
 from forerun.describe.plan.complete import LAYERED, complete_plan
 from forerun.describe.plan.training_loop import TrainingLoop
 from forerun.describe.stacks.catalog import load_stack
+from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.launch_option import LaunchOptions
@@ -49,7 +50,10 @@ class Subject:
     """Says what is predicted: a model under a plan, or a saved program."""
 
     model: Annotated[
-        str | None, typer.Argument(help="Preset (forerun models), config.json, its folder, or a YAML file.")
+        str | None,
+        typer.Argument(
+            help="Preset (forerun models), config.json, its folder, or a YAML file.", autocompletion=completion.models
+        ),
     ] = None
     program: Annotated[
         Path | None,

@@ -20,10 +20,13 @@ from forerun.core.program.origin import Origin
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
+from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.numbers import memory_gib
 
-ClusterOption = Annotated[str, typer.Option(help="Preset (forerun clusters) or a YAML file.")]
+ClusterOption = Annotated[
+    str, typer.Option(help="Preset (forerun clusters) or a YAML file.", autocompletion=completion.clusters)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 

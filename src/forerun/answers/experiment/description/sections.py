@@ -92,6 +92,8 @@ Schedule = Annotated[
 class Section(Entry):
     """A section; the text under a key is the key's description."""
 
+    page = "docs/experiments.md"
+
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
