@@ -69,7 +69,7 @@ def test_an_error_that_forerun_should_not_have_met_asks_for_a_report(monkeypatch
     def fails(arguments):
         raise KeyError("x" * 10**5)
 
-    monkeypatch.setattr(main, "_app", fails)
+    monkeypatch.setattr(main, "app_of", fails)
     assert main.run(["stacks"]) == BUG
     said = capsys.readouterr().err
     assert said.startswith("error: a bug of Forerun")
@@ -85,6 +85,6 @@ def test_an_impossible_result_is_no_table(monkeypatch, capsys):
     def fails(arguments):
         raise ImpossibleResult("HFU is 2")
 
-    monkeypatch.setattr(main, "_app", fails)
+    monkeypatch.setattr(main, "app_of", fails)
     assert main.run(["stacks"]) == BUG
     assert capsys.readouterr().err == "error: HFU is 2\n"

@@ -20,6 +20,7 @@ from forerun.evidence.validation.hardware import read_hardware
 from forerun.evidence.validation.rows import read_measurements
 from forerun.interfaces.report.step_fit_table import Anchored, print_step_fit, step_fit_csv, step_fit_record
 from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.working import own_progress
 
 PREDICTED_TIERS = "B"
 """tiers of rows that a fit without their source predicts, beside those that constants are fitted to"""
@@ -54,7 +55,7 @@ def fit(
     rows = [row for path in measurements for row in read_measurements(path)]
     further = PREDICTED_TIERS if sources else ""
     steps = steps_of(rows, load_architectures(models), read_hardware(hardware), registry, further)
-    with Progress(console=console(stderr=True), transient=True, disable=as_json) as bar:
+    with own_progress("fitting"), Progress(console=console(stderr=True), transient=True, disable=as_json) as bar:
         task = bar.add_task(f"predicting {len(steps)} steps under many constants", total=None)
         times = StepTimes(steps, registry, lambda: bar.advance(task))
         found = StepFit(times)

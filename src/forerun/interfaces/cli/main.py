@@ -20,6 +20,7 @@ from forerun.common.errors import ForerunError, ImpossibleResult, bounded
 from forerun.common.version import __version__
 from forerun.interfaces.cli.exit_codes import BAD_INPUT, BUG, INTERRUPTED
 from forerun.interfaces.cli.process import Ended, prepare_process
+from forerun.interfaces.report.working import working
 
 COMMANDS = {
     "plan": "Find the fastest parallelism plan that fits.",
@@ -73,7 +74,8 @@ def run(arguments: list[str]) -> int:
     """Run the command line `arguments` and answer its exit code."""
     try:
         arguments = _rewritten(arguments)
-        code = app_of(arguments)(arguments or ["--help"], prog_name="forerun", standalone_mode=False, obj=arguments)
+        with working(*arguments[:1]):
+            code = app_of(arguments)(arguments or ["--help"], prog_name="forerun", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
         if code == INTERRUPTED:  # some versions of Typer answer Ctrl-C by this code, others raise Abort
             return _fail("interrupted", INTERRUPTED)

@@ -22,6 +22,7 @@ from forerun.evidence.measure.microbench import (
 )
 from forerun.interfaces.cli.measure_step import step
 from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.working import own_progress
 
 measure = typer.Typer(invoke_without_command=True)
 measure.command("step", short_help="Measure a script's step beside its prediction.")(step)
@@ -56,7 +57,7 @@ def kernels(
         return
     sizes = Sizes()
     total = sum(1 for _ in kernel_cases(sizes, torch, timer.device))
-    with Progress(console=console(stderr=True), transient=True) as progress:
+    with own_progress("measuring"), Progress(console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("measuring", total=total)
         kernels = measure_kernels(timer, torch, sizes, lambda done: progress.update(task, completed=done))
     print(f"wrote {write_kernels(out, kernels, machine_words(torch, timer))}: {len(kernels.rows):,} kernels")

@@ -30,6 +30,7 @@ from forerun.evidence.validation.tables import print_report
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.traced_options import TracedOptions
 from forerun.interfaces.report.pictures_of_validation import write_validation_pictures
+from forerun.interfaces.report.working import own_progress
 
 PIPED_WIDTH = 160
 """width of the output outside a terminal, so that names are not cut"""
@@ -111,7 +112,10 @@ def validate(
     if traced.traced:
         traced.judge(rows, architectures, hosts, output.as_json)
         return
-    with Progress(console=Console(stderr=True), transient=True, disable=output.as_json) as progress:
+    with (
+        own_progress("validation"),
+        Progress(console=Console(stderr=True), transient=True, disable=output.as_json) as progress,
+    ):
         task = progress.add_task("predicting", total=len(rows))
         if choice is None:
             results = run(rows, architectures, hosts, predict, lambda result: progress.advance(task))
@@ -139,7 +143,10 @@ def _rank(
 ) -> None:
     """Finds and prints the ranks of measured plans."""
     chosen = [row for row in rows if only is None or only in row.id or only in row.model]
-    with Progress(console=Console(stderr=True), transient=True, disable=output.as_json) as progress:
+    with (
+        own_progress("validation"),
+        Progress(console=Console(stderr=True), transient=True, disable=output.as_json) as progress,
+    ):
         task = progress.add_task("searching", total=None)
         ranks = published_ranks(chosen, architectures, hosts, predict, lambda: progress.advance(task))
     if output.as_json:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.working import own_progress
 
 _REFRESH_EVERY = 16
 """predictions between two updates of the progress bar"""
@@ -21,7 +22,8 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """
     err = console(stderr=True)
     columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=err, transient=True, auto_refresh=False, disable=not err.is_terminal) as bar:
+    bar = Progress(*columns, console=err, transient=True, auto_refresh=False, disable=not err.is_terminal)
+    with own_progress(what), bar:
         task = bar.add_task(what, total=None)
 
         def advance(done: int, total: int) -> None:
