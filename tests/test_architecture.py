@@ -32,7 +32,11 @@ ROOMS = {
     "core": [["program"], ["engine"], ["network"], ["cost", "memory"]],
     "sources": [["symbolic", "trace", "profile"]],
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
-    "answers": [["analysis"], ["search", "diff", "goodput", "jobs", "stragglers", "profile"], ["experiment"]],
+    "answers": [
+        ["analysis"],
+        ["search", "diff", "goodput", "jobs", "stragglers", "profile"],
+        ["experiment", "comparison"],
+    ],
     "evidence": [["measure", "validation"], ["fitting", "traced"]],
     "interfaces": [
         ["report"],

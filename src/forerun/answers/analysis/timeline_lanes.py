@@ -11,6 +11,7 @@ import numpy.typing as npt
 from forerun.answers.analysis.breakdown import node_causes
 from forerun.answers.analysis.reading import Simulation
 from forerun.core.program.causes import N_CAUSES, Cause
+from forerun.core.program.origin import PROFILE, Origin
 from forerun.core.program.types import I64, Phase, Stream
 
 HOST = "host"
@@ -88,7 +89,7 @@ def lanes(simulation: Simulation, rank_class: int, slices: int = _SLICES) -> lis
     Where there are more nodes than slices, nodes are merged as far as needed: first consecutive nodes of one block and
     cause; then, on the compute stream, nodes of one block and phase; then nodes of one micro batch and phase, with
     recomputation as part of the backward pass. Slices that are then too short to be seen join their neighbours. Nodes
-    that take no time have no slice.
+    that take no time have no slice, and neither have delays of a profiled step, whose host's time is the host's lane.
     """
     flat, timeline, cls = simulation.flat, simulation.timeline, simulation.program.rank_classes[rank_class]
     nodes = np.arange(int(flat.class_ptr[rank_class]), int(flat.class_ptr[rank_class + 1]))
@@ -96,10 +97,14 @@ def lanes(simulation: Simulation, rank_class: int, slices: int = _SLICES) -> lis
     numbers = np.unique(stream).tolist()
     most = max(1, slices // (len(numbers) + 1))
     least_ps = max(1, timeline.end_of_step_ps // most)
+    profiled = Origin.of(simulation.program).source == PROFILE
     out = []
     for number in numbers:
         mine = nodes[stream == number]
         mine = mine[timeline.end_ps[mine] > timeline.start_ps[mine]]
+        fixed = simulation.program.ops.is_delay[flat.op[mine]] & profiled
+        name = HOST if fixed.all() and profiled else Stream(number).name.lower()
+        mine = mine if name == HOST else mine[~fixed]
         if not len(mine):
             continue
         causes = node_causes(flat, simulation.program, mine)
@@ -111,7 +116,7 @@ def lanes(simulation: Simulation, rank_class: int, slices: int = _SLICES) -> lis
             views[1:] = [_View(step, phases), _View(microbatch, passes)]
         rows = _rows(timeline.start_ps[mine], timeline.end_ps[mine], mine, causes)
         rows = _shortened(rows, views, most, least_ps)
-        out.append(Lane(Stream(number).name.lower(), _slices(simulation, rank_class, rows)))
+        out.append(Lane(name, _slices(simulation, rank_class, rows)))
     issue = simulation.costs.issue_ps[flat.op[nodes]]
     issued = nodes[issue > 0]
     if len(issued):

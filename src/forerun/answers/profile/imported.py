@@ -9,9 +9,9 @@ import numpy as np
 
 from forerun.common.errors import ForerunError
 from forerun.common.units import PS_PER_S
-from forerun.core.engine.simulate import simulate
+from forerun.core.engine.simulate import Timeline, simulate
 from forerun.core.program.origin import Origin
-from forerun.core.program.types import Program
+from forerun.core.program.types import FlatProgram, Program
 from forerun.core.program.unfold import unfold
 from forerun.core.program.validate import check
 from forerun.describe.cluster.catalog import load_device
@@ -73,13 +73,18 @@ def import_step(profiles: Sequence[Profile], number: int | None = None, device: 
 
 def replayed_s(program: Program) -> float:
     """Returns the step time of an imported Program with every recorded time as it is."""
+    return replay(program)[1].end_of_step_ps / PS_PER_S
+
+
+def replay(program: Program) -> tuple[FlatProgram, Timeline]:
+    """Returns the nodes of an imported Program and when they run, with every recorded time as it is."""
     flat, n_ops = unfold(program), len(program.ops)
     recorded = Origin.of(program).recorded
     times = np.array(recorded.time_ps if recorded else (), np.int64)
     fixed = program.ops.is_delay
     duration = np.where(fixed, program.ops.delay(np.arange(n_ops)).duration_ps, times)
     nothing, never = np.zeros(n_ops), np.zeros(n_ops, np.bool_)
-    return simulate(flat, duration, np.zeros(n_ops, np.int64), nothing, nothing, never).end_of_step_ps / PS_PER_S
+    return flat, simulate(flat, duration, np.zeros(n_ops, np.int64), nothing, nothing, never)
 
 
 def _named(schedules: Sequence[Schedule], name: str) -> Schedule:

@@ -15,11 +15,11 @@ from forerun.core.program.types import Collective
 
 _US = 1e-6
 _GIGA = 1e9
-_KERNEL_COLUMNS = (
+KERNEL_COLUMNS = (
     *("kind", "time_us", "dtype", "m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"),
     *("v_head_dim", "causal", "backward", "kernel", "bytes", "op", "layout"),
 )
-_NETWORK_COLUMNS = ("collective", "ranks", "stride", "bytes", "time_us", "algbw_gb_per_s")
+NETWORK_COLUMNS = ("collective", "ranks", "stride", "bytes", "time_us", "algbw_gb_per_s")
 _DTYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -60,7 +60,7 @@ def read_kernel_profile(path: str | Path) -> KernelProfile:
     layouts: _Once[tuple[int, GemmShape]] = _Once()
     memory: _Once[tuple[str, float]] = _Once()
     host: _Once[tuple[str, float]] = _Once()
-    for row in _rows(Path(path), _KERNEL_COLUMNS, ("kind", "time_us")):
+    for row in _rows(Path(path), KERNEL_COLUMNS, ("kind", "time_us")):
         time_s = row.number("time_us") * _US
         kind = row.choice("kind", {name: name for name in ("gemm", "attention", "memory", "host_copy")})
         if kind == "gemm":
@@ -85,7 +85,7 @@ def read_kernel_profile(path: str | Path) -> KernelProfile:
 def read_network_profile(path: str | Path) -> NetworkProfile:
     """Reads times of collectives by kind, ranks and stride from a CSV file. Raises ForerunError as `read_measured`."""
     points: _Once[tuple[CollectiveShape, float]] = _Once()
-    for row in _rows(Path(path), _NETWORK_COLUMNS, ("collective", "ranks", "bytes")):
+    for row in _rows(Path(path), NETWORK_COLUMNS, ("collective", "ranks", "bytes")):
         kind = row.choice("collective", _COLLECTIVES)
         ranks, size = row.count("ranks"), row.number("bytes")
         if ranks < 2:

@@ -42,7 +42,8 @@ def recorded_ps(
     out[: len(recorded.time_ps)] = recorded.time_ps
     usual = load_stack(_STACK)
     hosts = np.array(recorded.host_ops, np.int64)
-    out[hosts] = np.rint(ops.delay(hosts).duration_ps * (stack.issue_us / usual.issue_us)).astype(np.int64)
+    slower = stack.issue_us / usual.issue_us / cluster.rates.host
+    out[hosts] = np.rint(ops.delay(hosts).duration_ps * slower).astype(np.int64)
     if not recorded.device:
         return out
     reference = load_cluster(recorded.device)

@@ -91,7 +91,8 @@ def step_costs(
     that path. Times in `measured` replace all others and are scaled neither by the clock of long steps nor by the
     stack's rates. Collectives that `pattern` prices ignore `measured`, which holds times of NCCL's algorithms. Products
     in compiled regions are padded where that pays. Times of a profiled step (`recorded`) go before those of the models
-    and hold what ran beside each op, so nothing slows them once more. Each kernel pays the gap between two launches on
+    and hold what ran beside each op, so nothing slows them once more; neither does anything slow the user's own times
+    of such ops. Each kernel pays the gap between two launches on
     the device; under CUDA graphs host time and gap are 0.
     """
     rates = rates_of(cluster, stack)
@@ -106,6 +107,8 @@ def step_costs(
     unbound = np.zeros(len(ops), np.bool_)
     issue_ps = ops.launches.astype(np.int64) * _issue_ps(stack, launching, len(ops))
     issue_ps += _module_ps(ops, stack, launching, cluster)
+    if cluster.rates.host != 1.0:
+        issue_ps = np.rint(issue_ps / cluster.rates.host).astype(np.int64)
     known = np.zeros(len(ops), np.bool_)
     if measured is not None:
         found = measured.lookup(ops, groups)
@@ -129,14 +132,13 @@ def step_costs(
     replayed = np.zeros(len(ops), np.bool_)
     if recorded is not None:
         times_ps = recorded_ps(ops, groups, recorded, cluster, stack, placed)
-        replayed = (times_ps >= 0) & ~known
-        duration[replayed], calibrated[replayed] = times_ps[replayed], 1.0
+        replayed = times_ps >= 0
+        taken = replayed & ~known
+        duration[taken], calibrated[taken] = times_ps[taken], 1.0
         unknown = np.flatnonzero(replayed) if unknown is None else np.union1d(np.flatnonzero(replayed), unknown)
     refuse_faster(ops, groups, cluster, duration, unbound | replayed, on_links, rates.network)
     kernel = ops.is_compute & ~replayed
-    launches = ops.launches.astype(np.int64)
-    gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
-    duration = duration + np.where(kernel, launches, 0) * int(gap_us * PS_PER_US)
+    duration = duration + np.where(kernel, gap_ps(ops, stack, launching), 0)
     on_network = ops.is_collective
     demand = link_demand(ops, groups, duration, cluster, placed, without=unknown, host_path_ps=least_ps)
     return StepCosts(
@@ -149,6 +151,13 @@ def step_costs(
         lacks=lacks,
         demand=demand,
     )
+
+
+def gap_ps(ops: OpTable, stack: Stack, launching: Launching) -> I64:
+    """Returns the picoseconds that the device loses between the kernels of each op, (n_ops,)."""
+    gap_us = 0.0 if launching.cuda_graphs else stack.kernel_gap_us + stack.launch_blocking_us
+    out: I64 = ops.launches.astype(np.int64) * int(gap_us * PS_PER_US)
+    return out
 
 
 def _slow_exchanges(ops: OpTable) -> F64:

@@ -16,7 +16,7 @@ LinkKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class KernelRates:
-    """Factors on the rates of kernels and links."""
+    """Factors on the rates of kernels, of links and of the host."""
 
     gemm: float = 1.0
     attention: float = 1.0
@@ -24,6 +24,8 @@ class KernelRates:
     """further factor on the backward pass; `attention` applies to both passes"""
     memory: float = 1.0
     network: float = 1.0
+    host: float = 1.0
+    """factor on the speed at which the host launches kernels"""
 
     def times(self, other: KernelRates) -> KernelRates:
         """Returns the products of these factors and the other's."""

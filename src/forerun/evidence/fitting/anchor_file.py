@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from forerun.answers.analysis.setup import Setup
 from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import read_yaml
 from forerun.describe.cluster.catalog import load_cluster
-from forerun.describe.cluster.types import Cluster
+from forerun.describe.cluster.types import Cluster, KernelRates
 from forerun.describe.model.catalog import load_any
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
@@ -22,6 +22,8 @@ from forerun.evidence.fitting.anchor import Anchor, anchored, anchored_rates, fa
 _MEASURED = ("step_time_s", "tokens_per_s_per_gpu")
 _RUN = ("model", "cluster", "gpus", "global_batch")
 ANCHORS = "anchors"
+RATES = "rates"
+_NAMES = tuple(one.name for one in fields(KernelRates))
 
 
 def anchored_by_file(path: Path, model: ModelSpec | LayeredModel, cluster: Cluster, stack: str | None) -> Cluster:
@@ -29,13 +31,15 @@ def anchored_by_file(path: Path, model: ModelSpec | LayeredModel, cluster: Clust
 
     The file holds one step, or a list of steps under `anchors`. A step has the fields of a plan file and one of
     step_time_s and tokens_per_s_per_gpu; gpus and global_batch complete its plan. It also names its model, cluster and
-    stack where they differ from the arguments.
+    stack where they differ from the arguments. A step that states its `rates` is taken at its word.
 
     Raises:
         ForerunError: The file is wrong, or a step ran on another device. The message names the step and the key.
         ImpossiblePlan: The plan of a step cannot run.
     """
     data = read_yaml(path)
+    if RATES in data:
+        return _with_rates(data, path, cluster)
     entries: Any = data.pop(ANCHORS) if ANCHORS in data else [data]
     if not isinstance(entries, list) or not entries or (data and entries != [data]):
         raise ForerunError(f"{path}: expected the keys of one step, or nothing but {ANCHORS}, a list of steps")
@@ -43,6 +47,34 @@ def anchored_by_file(path: Path, model: ModelSpec | LayeredModel, cluster: Clust
     anchors = [_anchor(entry, place, model, cluster, stack) for entry, place in zip(entries, places, strict=True)]
     doubts = tuple(line for anchor, place in zip(anchors, places, strict=True) for line in far_off(anchor, place))
     return replace(anchored(cluster, anchored_rates(anchors)), doubts=doubts)
+
+
+def with_stated_rates(path: Path, cluster: Cluster) -> Cluster:
+    """Returns `cluster` with the factors on its rates that the file states under `rates`.
+
+    Raises ForerunError where the file is wrong, states none, or is of another device.
+    """
+    data = read_yaml(path)
+    if RATES not in data:
+        raise ForerunError(
+            f"{path}: a saved program can't be corrected by a measured step, only by {RATES}; forerun profile compare"
+            " --anchor-out writes them"
+        )
+    return _with_rates(data, path, cluster)
+
+
+def _with_rates(data: Mapping[Any, Any], path: Path, cluster: Cluster) -> Cluster:
+    given = data[RATES]
+    if not isinstance(given, Mapping) or not given:
+        raise ForerunError(f"{path}: {RATES}: expected factors by name, which are {', '.join(_NAMES)}")
+    unknown = next((name for name in given if name not in _NAMES), None)
+    if unknown is not None:
+        raise ForerunError(f"{path}: {RATES}: unknown rate {unknown!r}; known: {', '.join(_NAMES)}")
+    where = load_cluster(_text(f"{path}: cluster", data["cluster"])) if "cluster" in data else cluster
+    if where.device.name != cluster.device.name:
+        raise ForerunError(f"{path}: its rates are of {where.device.name}, so they can't correct {cluster.device.name}")
+    factors = {str(name): _positive(f"{path}: {RATES}: {name}", value) for name, value in given.items()}
+    return anchored(cluster, KernelRates(**factors))
 
 
 def _anchor(entry: Any, place: str, model: ModelSpec | LayeredModel, cluster: Cluster, stack: str | None) -> Anchor:

@@ -26,6 +26,7 @@ from forerun.describe.model.layered import LayeredModel
 from forerun.describe.plan.complete import LAYERED, complete_plan
 from forerun.describe.plan.training_loop import TrainingLoop
 from forerun.describe.stacks.catalog import load_stack
+from forerun.evidence.fitting.anchor_file import with_stated_rates
 from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
@@ -137,10 +138,14 @@ def predict(
     if program is not None:
         rates_of = str(fields.pop("stack", ""))
         of_plan = {**fields, "plan_file": plan_file, "seq_len": subject.seq_len, "global_batch": subject.global_batch}
-        of_plan |= {"launch": launch.launch, "anchor": anchor}
+        of_plan["launch"] = launch.launch
         refuse({name: True for name, value in of_plan.items() if value is not None}, _HAS_ITS_PLAN)
         whole = shown.needs_whole_timeline
-        simulation = simulate_file(program, cluster, subject.gpus, under, loop, whole_timeline=whole, stack=rates_of)
+        if anchor is not None:
+            where = with_stated_rates(anchor, where)
+        simulation = simulate_file(
+            program, cluster, subject.gpus, under, loop, whole_timeline=whole, stack=rates_of, anchor=anchor
+        )
         gains = partial(_gains_of_program, program, where, simulation, under)
     else:
         refuse({"tokens_per_step": under.tokens_per_step}, "only with --program; leave it out")

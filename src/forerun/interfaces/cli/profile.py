@@ -14,6 +14,7 @@ from forerun.answers.profile.breakdown import NAMED_KERNELS
 from forerun.answers.profile.facts import facts_of
 from forerun.answers.profile.imported import import_step
 from forerun.core.program.storage import save
+from forerun.interfaces.cli.profile_compare import compare_command
 from forerun.interfaces.report.profile_tables import (
     analysis_record,
     facts_record,
@@ -92,6 +93,9 @@ def import_(
         print(to_json(import_record(found, out)))
     else:
         print_import(_console(), found, out)
+
+
+profile.command("compare")(compare_command)
 
 
 def _console() -> Console:

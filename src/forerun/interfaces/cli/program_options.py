@@ -20,6 +20,7 @@ from forerun.core.program.origin import Origin
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
+from forerun.evidence.fitting.anchor_file import with_stated_rates
 from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.numbers import memory_gib
@@ -82,9 +83,15 @@ def simulate_file(
     *,
     whole_timeline: bool,
     stack: str = "",
+    anchor: Path | None = None,
 ) -> Simulation:
-    """Run a saved Program under these conditions, at the rates of `stack` (its own). Raises ForerunError."""
+    """Run a saved Program under these conditions, at the rates of `stack` (its own) times those that `anchor` states.
+
+    Raises ForerunError.
+    """
     where, read = under.cluster(cluster), read_program(program)
+    if anchor is not None:
+        where = with_stated_rates(anchor, where)
     return predict_program(
         read,
         where,

@@ -171,6 +171,12 @@ def timeline_plot(simulation: Simulation) -> Plot:
     """Shows the work of each stream of the pace-setting rank over the step."""
     shown = lanes(simulation, simulation.slowest)
     step_ps = simulation.timeline.end_of_step_ps
+    about = f"What each of {len(shown)} streams does over the step of {seconds(step_ps / PS_PER_S)}"
+    return lanes_plot(shown, step_ps, about)
+
+
+def lanes_plot(shown: Sequence[Lane], step_ps: int, about: str) -> Plot:
+    """Shows lanes over the time from 0 to `step_ps`."""
     unit, size = time_unit(step_ps / PS_PER_S)
     found = {each.work for lane in shown for each in lane.slices}
     data = [_slices(shown, work, PS_PER_S * size, step_ps) for work in WORK_LOOKS if work in found]
@@ -178,7 +184,6 @@ def timeline_plot(simulation: Simulation) -> Plot:
     x = axis(f"time in the step, {unit}", range=rounded([0, step_ps / PS_PER_S / size]))
     y = axis("", categoryorder="array", categoryarray=names[::-1], fixedrange=True)
     more = {"barmode": "overlay", "bargap": 0.15, "dragmode": "zoom", "hovermode": "closest"}
-    about = f"What each of {len(shown)} streams does over the step of {seconds(step_ps / PS_PER_S)}"
     return Plot(data, layout(x, y, **more), about, 210 + 40 * len(shown))
 
 

@@ -1,0 +1,130 @@
+"""Which measured work is which predicted work: by name, by shape, by kind of work, and at last by part of the step.
+
+A level joins what all levels before it left over, so every piece of work is in exactly one pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from forerun.answers.comparison.ran_step import Line
+
+_BACKWARD = ("backward", "recompute")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same work, measured and predicted; one of the sides may be empty."""
+
+    measured: tuple[Line, ...]
+    predicted: tuple[Line, ...]
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """All lines, the predicted ones first."""
+        return (*self.predicted, *self.measured)
+
+    @property
+    def part(self) -> str:
+        """The part of the step that it counts as."""
+        return self.lines[0].part
+
+    @property
+    def name(self) -> str:
+        """The predicted name, or else the measured one, of what takes most time."""
+        side = self.predicted or self.measured
+        return max(side, key=lambda line: line.time_s).name
+
+    @property
+    def kernel(self) -> str:
+        """The name of the measured kernel that takes most time; empty if nothing was measured."""
+        return max(self.measured, key=lambda line: line.time_s).name if self.measured else ""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules of the predicted work, or else of the measured."""
+        return tuple(dict.fromkeys(line.module for line in self.predicted or self.measured))
+
+    @property
+    def phase(self) -> str:
+        """The phases of the work, joined."""
+        return ", ".join(dict.fromkeys(line.phase for line in self.predicted or self.measured))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that all lines have; empty where they differ."""
+        shapes = {line.shape for line in self.lines}
+        return shapes.pop() if len(shapes) == 1 else ()
+
+    @property
+    def measured_s(self) -> float:
+        """Measured seconds, without waiting for other ranks."""
+        return sum(line.time_s for line in self.measured)
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted seconds."""
+        return sum(line.time_s for line in self.predicted)
+
+    @property
+    def lost_s(self) -> float:
+        """Seconds that were measured and not predicted."""
+        return self.measured_s - self.predicted_s
+
+    @property
+    def alone_s(self) -> tuple[float, float]:
+        """Measured and predicted seconds without what collectives beside them add."""
+        measured, predicted = (
+            sum(line.time_s - line.held_s for line in side) for side in (self.measured, self.predicted)
+        )
+        return measured, predicted
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Measured and predicted number of runs."""
+        return sum(line.count for line in self.measured), sum(line.count for line in self.predicted)
+
+    def rate(self, side: Sequence[Line], amount: str) -> float | None:
+        """Returns FLOPs or bytes a second of one side; None where no time or amount is known."""
+        time_s, total = sum(line.time_s for line in side), sum(getattr(line, amount) for line in side)
+        return total / time_s if time_s > 0 and total > 0 else None
+
+
+def pairs_of(measured: Sequence[Line], predicted: Sequence[Line]) -> tuple[Pair, ...]:
+    """Returns the pairs, the most lost time first."""
+    found = _Pairing(list(measured), list(predicted))
+    found.join(lambda line: (line.part, line.name, line.shape, line.phase))
+    found.join(lambda line: (line.part, line.shape) if line.shape else None)
+    found.join(lambda line: (line.part, line.shape[:2]) if _talks(line) else None)
+    found.join(lambda line: line.part if line.part.startswith("attention") or _talks(line) else None)
+    found.join(lambda line: (line.part, line.work, line.phase in _BACKWARD) if line.part == "memory" else None)
+    found.join(lambda line: (line.part, line.work) if line.part == "memory" else None)
+    found.join(lambda line: line.part if line.part in ("optimizer", "recurrence", "copies") else None)
+    if any(line.part == "product" and not line.shape for line in found.measured):
+        found.join(lambda line: line.part if line.part == "product" else None)
+    alone = [Pair((one,), ()) for one in found.measured] + [Pair((), (one,)) for one in found.predicted]
+    return tuple(sorted((*found.pairs, *alone), key=lambda pair: (-pair.lost_s, pair.part, pair.name)))
+
+
+def _talks(line: Line) -> bool:
+    return len(line.shape) == 3
+
+
+@dataclass
+class _Pairing:
+    """What is not in a pair yet, and the pairs."""
+
+    measured: list[Line]
+    predicted: list[Line]
+    pairs: list[Pair] = field(default_factory=list)
+
+    def join(self, key: Callable[[Line], Hashable]) -> None:
+        """Makes a pair for each key, other than None, that both sides have."""
+        groups: list[dict[Hashable, list[Line]]] = [{}, {}]
+        for group, side in zip(groups, (self.measured, self.predicted), strict=True):
+            for line in side:
+                group.setdefault(key(line), []).append(line)
+        for both in [one for one in groups[0] if one in groups[1] and one is not None]:
+            self.pairs.append(Pair(tuple(groups[0].pop(both)), tuple(groups[1].pop(both))))
+        self.measured, self.predicted = ([line for lines in group.values() for line in lines] for group in groups)

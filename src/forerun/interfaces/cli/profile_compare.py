@@ -1,0 +1,205 @@
+"""`forerun profile compare`: a profiled step beside its prediction."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from forerun.answers.analysis.predict_program import predict_program, read_program
+from forerun.answers.analysis.reading import Simulation
+from forerun.answers.analysis.setup import Setup
+from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.answers.comparison.compare import Comparison, compare
+from forerun.answers.comparison.corrections import Corrections, corrections, with_host
+from forerun.answers.profile.imported import import_step
+from forerun.common.errors import ForerunError
+from forerun.core.cost.measured import Measured
+from forerun.core.cost.measured_files import read_measured
+from forerun.core.program.origin import Origin
+from forerun.core.program.types import Program
+from forerun.describe.cluster.types import Cluster, KernelRates
+from forerun.describe.model.catalog import load_any
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.plan.complete import LAYERED, complete_plan
+from forerun.interfaces.cli.plan_options import parse, with_plan_options
+from forerun.interfaces.cli.program_options import AsJson, Conditions, refuse
+from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
+from forerun.interfaces.report.comparison import (
+    comparison_document,
+    comparison_record,
+    print_comparison,
+    write_anchor,
+    write_corrections,
+)
+from forerun.interfaces.report.figures import seconds
+from forerun.interfaces.report.page import write_page
+from forerun.interfaces.report.written import to_json
+from forerun.sources.profile.read import read_profiles
+
+_WIDTH = 170
+"""width of the output outside a terminal, so that names are not cut"""
+
+
+@dataclass(frozen=True)
+class ComparedWith:
+    """Says what the profile is compared with: a model under a plan, or a saved program."""
+
+    model: Annotated[
+        str | None, typer.Option(help="Preset (forerun models), config.json, its folder, or a YAML file.")
+    ] = None
+    program: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A saved program in place of a model and a plan.")
+    ] = None
+    cluster: Annotated[
+        str | None, typer.Option(help="Preset (forerun clusters) or a YAML file; by default that of the profiled GPU.")
+    ] = None
+    gpus: Annotated[int | None, typer.Option(help="GPUs of the prediction; by default those of the profile.")] = None
+    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence; not for a model given layer by layer.")] = (
+        None
+    )
+    global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None
+
+
+@dataclass(frozen=True)
+class OfProfile:
+    """Says which step of the profile is compared, and what is shown."""
+
+    step: Annotated[int | None, typer.Option(min=0, help="Number of the profiler's step.")] = None
+    device: Annotated[
+        str | None, typer.Option(help="Device of the profile, where its GPU's name does not tell it.")
+    ] = None
+    top: Annotated[int, typer.Option(min=1, help="Rows of work and of modules to print.")] = 20
+
+
+@dataclass(frozen=True)
+class CorrectingFiles:
+    """Says where the files go that correct the next prediction."""
+
+    anchor_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the measured step and its rates for --anchor.")
+    ] = None
+    kernel_profile_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write measured times of kernels for --kernel-profile.")
+    ] = None
+    network_profile_out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write measured times of collectives for --network-profile.")
+    ] = None
+
+    @property
+    def places(self) -> tuple[Path | None, ...]:
+        """All files."""
+        return (self.anchor_out, self.kernel_profile_out, self.network_profile_out)
+
+
+@dataclass(frozen=True)
+class _Predictor:
+    """Predicts the same step again under other rates."""
+
+    cluster: Cluster
+    under: Conditions
+    stack: str
+    program: Program | None = None
+    setup: Setup | None = None
+    gpus: int | None = None
+
+    def __call__(self, rates: KernelRates, measured: Measured | None) -> Simulation:
+        where = replace(self.cluster, rates=self.cluster.rates.times(rates))
+        if self.setup is not None:
+            return simulate_setup(replace(self.setup, cluster=where, measured=measured))
+        assert self.program is not None
+        return predict_program(
+            self.program,
+            where,
+            n_gpus=self.gpus,
+            network=self.under.topology(where),
+            measured=measured,
+            tokens_per_step=self.under.tokens_per_step,
+            stack=self.stack or None,
+            whole_timeline=True,
+        )
+
+
+@with_plan_options(several=False)
+def compare_command(
+    context: typer.Context,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="One profile of each rank.")],
+    fields: dict[str, str | bool],
+    other: ComparedWith,
+    under: Conditions,
+    correcting: CorrectingFiles,
+    shown: OfProfile,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan-file", "--plan", help="YAML file of plan fields; options override it.")
+    ] = None,
+    report: Report = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say where a profiled step differs from its prediction, and write what corrects the prediction."""
+    if (other.model is None) == (other.program is None):
+        raise ForerunError("profile compare: give --model with a plan, or a saved program with --program")
+    check_report(report)
+    for place in correcting.places:
+        check_output(place)
+    imported = import_step(read_profiles(files), shown.step, shown.device)
+    named = other.cluster or imported.device
+    if not named:
+        raise ForerunError(f"{files[0]}: Forerun does not know its GPU; name the cluster with --cluster")
+    where = under.cluster(named)
+    ranks = Origin.of(imported.program).world_size
+    predictor = _predictor(other, under, where, fields, plan_file, ranks)
+    found = compare(imported, predictor(KernelRates(), under.measured()), where.device.name)
+    told = _write(found, predictor, correcting, named)
+    if report is not None:
+        write_page(report, comparison_document(found, typed(context)))
+    if as_json:
+        print(to_json(comparison_record(found) | told))
+        return
+    out = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False)
+    print_comparison(out, found, shown.top)
+    if told:
+        again = told["corrected_step_s"]
+        out.print(f"With the files written, the prediction is {seconds(again)} ({again / found.measured_s - 1:+.2%}).")
+
+
+def _predictor(
+    other: ComparedWith,
+    under: Conditions,
+    where: Cluster,
+    fields: dict[str, str | bool],
+    plan_file: Path | None,
+    ranks: int,
+) -> _Predictor:
+    if other.program is not None:
+        stack = str(fields.pop("stack", ""))
+        of_plan = {**fields, "plan_file": plan_file, "seq_len": other.seq_len, "global_batch": other.global_batch}
+        refuse({name: True for name, value in of_plan.items() if value is not None}, "a saved program has its own plan")
+        return _Predictor(where, under, stack, program=read_program(other.program), gpus=other.gpus)
+    assert other.model is not None
+    values: dict[str, Any] = parse(fields, plan_file, several=False)
+    if other.seq_len is not None:
+        values["seq_len"] = other.seq_len
+    spec = load_any(other.model)
+    if isinstance(spec, LayeredModel):
+        values = {**LAYERED, **values}
+    plan = complete_plan(values, n_gpus=other.gpus or ranks, global_batch=other.global_batch)
+    setup = Setup(spec, plan, where, under.topology(where), replays=True)
+    return _Predictor(where, under, "", setup=setup)
+
+
+def _write(found: Comparison, predictor: _Predictor, files: CorrectingFiles, cluster: str) -> dict[str, Any]:
+    """Write the files that the options name. Returns the step that the prediction takes with them."""
+    if not any(files.places):
+        return {}
+    made: Corrections = corrections(found)
+    write_corrections(made, files.kernel_profile_out, files.network_profile_out)
+    measured = read_measured(files.kernel_profile_out, files.network_profile_out) or predictor.under.measured()
+    rates = KernelRates()
+    if files.anchor_out is not None:
+        rates = with_host(lambda one: predictor(one, measured).prediction.step_time_s, made.rates, found)
+        write_anchor(files.anchor_out, found, rates, cluster)
+    return {"corrected_step_s": predictor(rates, measured).prediction.step_time_s}
