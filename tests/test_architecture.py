@@ -59,7 +59,7 @@ LAZY = {
     SOURCE / "answers" / "analysis" / "history.py": {"pandas"},
     SOURCE / "describe" / "model" / "meta_device.py": {"torch", "transformers"},
     SOURCE / "common" / "shown.py": {"pandas"},
-    SOURCE / "interfaces" / "watch.py": {"transformers", "lightning.pytorch"},
+    SOURCE / "interfaces" / "watch.py": {"TrainerCallback", "Callback"},
     SOURCE / "evidence" / "measure" / "fit.py": {"scipy.optimize"},
     SOURCE / "evidence" / "measure" / "samples.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},
