@@ -41,7 +41,7 @@ ROOMS = {
     "interfaces": [
         ["report"],
         ["notebook", "starts"],
-        ["api", "experiments", "whole_runs", "jobs", "watch"],
+        ["api", "experiments", "whole_runs", "jobs", "watch", "serve"],
         ["cli"],
         ["pytest_plugin"],
     ],

@@ -83,6 +83,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
     ray_address: str | None = None,
     store: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    found: Callable[[Sequence[Prediction]], None] | None = None,
 ) -> SearchResult:
     """Finds the best plans to train `model` on `n_gpus` of `cluster` with `global_batch` sequences of `seq_len` a step.
 
@@ -109,6 +110,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
             cluster on this machine for the time of the search.
         store: a file that keeps every answer as it comes, and supplies the answers that it has; created where missing.
         progress: called with the number of plans that are done and the number of all.
+        found: called after every batch with the plans that fit so far, the best first, before their places are proved.
 
     Raises:
         ImpossiblePlan: no combination can run at all; the message says why.
@@ -135,7 +137,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         bounds = Bounds(chosen, runs)
         every = exhaustive or predictor is not predict
         run = Simulating(bounds, chosen.table, objective, keep, every, pareto is not None, tally)
-        run.run(answers, progress)
+        run.run(answers, progress, found)
         front = None if pareto is None else run.front(answers, pareto, progress)
         others: tuple[Choice, ...] = ()
         if choices is not None and run.best is not None and objective != "memory":
@@ -223,7 +225,12 @@ class Simulating:
         """(objective, row) of the plans that fit"""
         self.predictions: dict[int, Prediction] = {}
 
-    def run(self, answers: AnswersPlans, progress: Callable[[int, int], None] | None) -> None:
+    def run(
+        self,
+        answers: AnswersPlans,
+        progress: Callable[[int, int], None] | None,
+        found: Callable[[Sequence[Prediction]], None] | None = None,
+    ) -> None:
         """Simulates batch after batch until the bound passes the last place."""
         rows = np.flatnonzero(~self.screened.too_large)
         queue = self._queue(rows)
@@ -235,6 +242,8 @@ class Simulating:
                 done += 1
                 if progress:
                     progress(done, total)
+            if found:
+                found([self.predictions[row] for _, row in nsmallest(self._keep, self.ranked)])
         if progress:
             progress(total, total)
 

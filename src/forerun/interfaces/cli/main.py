@@ -24,6 +24,7 @@ from forerun.interfaces.report.working import working
 
 COMMANDS = {
     "plan": "Find the fastest parallelism plan that fits.",
+    "serve": "Plan in the browser, on this machine and offline.",
     "predict": "Predict one plan: time, memory, where both go.",
     "simulate": "Run a saved program: kernels, streams and modules by time.",
     "diff": "Say what a change of a script costs: time, memory, and why.",

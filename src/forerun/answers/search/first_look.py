@@ -1,0 +1,66 @@
+"""first_look: a few plans that are likely to be good, predicted before any bound of their space is known.
+
+Bounds of all plans take a second. Someone who watches a search wants to see plans at once. Little model parallelism,
+little recomputation and compiled kernels are good guesses on most clusters; a search then says what is true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from forerun.answers.analysis.predict import predict
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.search.outcome import Rows
+from forerun.answers.search.space_table import SpaceTable
+from forerun.common.errors import ForerunError
+from forerun.core.cost.measured import Measured
+from forerun.core.network.network_file import Network
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.model.spec import ModelSpec
+
+_PARALLEL = ("tp", "cp", "pp")
+_RECOMPUTED = {"none": 0, "selective": 1, "full": 2}
+
+
+def first_look(
+    model: ModelSpec,
+    cluster: Cluster,
+    table: SpaceTable,
+    most: int = 12,
+    network: Network | None = None,
+    measured: Measured | None = None,
+) -> Iterator[Prediction]:
+    """Yields the predictions of at most `most` plans of `table`, each of another mesh or with other recomputation.
+
+    Plans that the simulation refuses are left out. Nothing says that one of the plans fits.
+    """
+    for row in _likely(table)[:most].tolist():
+        try:
+            yield predict(model, table.plan(row), cluster, network, measured)
+        except ForerunError:
+            continue
+
+
+def _likely(table: SpaceTable) -> Rows:
+    """Returns one row for each model parallelism and recomputation, the least of both first."""
+    columns = table.rows(slice(None))
+    degree = np.ones(len(table), np.int64)
+    for name in _PARALLEL:
+        degree *= _column(columns.values[name], columns.codes.get(name), len(table))
+    recomputed = [_RECOMPUTED.get(str(value), 3) for value in columns.values["activation_checkpointing"]]
+    again = _column(recomputed, columns.codes.get("activation_checkpointing"), len(table))
+    eager = 1 - _column(
+        [int(bool(each)) for each in columns.values["compile"]], columns.codes.get("compile"), len(table)
+    )
+    sharded = -_column(columns.values["zero_stage"], columns.codes.get("zero_stage"), len(table))
+    order = np.lexsort((sharded, eager, again, degree))
+    _, first = np.unique(np.stack([degree[order], again[order]]), axis=1, return_index=True)
+    rows: Rows = order[np.sort(first)]
+    return rows
+
+
+def _column(values: object, codes: Rows | None, n: int) -> Rows:
+    every = np.asarray(values, np.int64)
+    return np.full(n, every[0]) if codes is None else every[codes]

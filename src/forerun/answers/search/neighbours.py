@@ -1,0 +1,84 @@
+"""neighbours: the plans that differ from one plan in a single choice, so that one sees what the choice is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.answers.search.outcome import Rows, Status
+from forerun.answers.search.result import SearchResult
+from forerun.core.program.types import F64
+from forerun.describe.plan.plan import Plan
+
+CHOSEN = (
+    *("tp", "cp", "pp", "ep", "dp_replicate", "zero_stage", "reshard_after_forward", "micro_batch", "pp_schedule"),
+    *("virtual_stages", "activation_checkpointing", "selective_policy", "compile", "cp_method", "stack"),
+)
+"""fields of a plan that a person chooses; the other ones follow from them and the question"""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A plan with another value of one field, and with as many of the other values as any plan has."""
+
+    field: str
+    value: object
+    plan: Plan
+    also: tuple[str, ...]
+    """other fields that have to change with it"""
+    too_large: bool
+    """whether it does not fit"""
+    bound: float
+    """least seconds of its step, or GiB where memory is the objective; 0 where nothing is known"""
+
+
+def neighbours(result: SearchResult, plan: Plan, values: int = 2) -> list[Neighbour]:
+    """Returns the neighbours of `plan` among the plans of a search, at most `values` for each field.
+
+    Of plans that are equally close, the one with the least bound stands for the value.
+    """
+    table = result.outcome.table
+    columns = {name: np.asarray(_codes(result, name)) for name in CHOSEN if name in _varied(result)}
+    same = {name: column == _code(result, name, plan) for name, column in columns.items()}
+    if not same:
+        return []
+    differing = sum((~each).astype(np.int64) for each in same.values())
+    found: list[Neighbour] = []
+    for name in columns:
+        others = np.flatnonzero(~same[name])
+        for row in _nearest(columns[name][others], np.asarray(differing)[others], result.outcome.bound[others], values):
+            number = int(others[row])
+            other = table.plan(number)
+            also = tuple(each for each in same if each != name and not same[each][number])
+            large = bool(result.outcome.status[number] == Status.TOO_LARGE)
+            found.append(Neighbour(name, getattr(other, name), other, also, large, float(result.outcome.bound[number])))
+    return found
+
+
+def _varied(result: SearchResult) -> frozenset[str]:
+    table = result.outcome.table
+    return frozenset(table.meshes.codes) | frozenset(table.variants.codes)
+
+
+def _codes(result: SearchResult, name: str) -> Rows:
+    table = result.outcome.table
+    of_mesh = name in table.meshes.codes
+    codes = table.meshes.codes[name][table.mesh] if of_mesh else table.variants.codes[name][table.variant]
+    return codes.astype(np.int64)
+
+
+def _code(result: SearchResult, name: str, plan: Plan) -> int:
+    """Returns the code of the plan's own value; -1 where no plan of the search has it."""
+    table = result.outcome.table
+    values = list(table.meshes.values[name] if name in table.meshes.codes else table.variants.values[name])
+    return values.index(getattr(plan, name)) if getattr(plan, name) in values else -1
+
+
+def _nearest(codes: Rows, differing: Rows, bound: F64, values: int) -> Iterator[int]:
+    """Yields the row of the closest plan of each value, for the `values` values with the least bounds."""
+    order = np.lexsort((bound, differing))
+    _, first = np.unique(codes[order], return_index=True)
+    rows = order[first]
+    yield from rows[np.lexsort((bound[rows], differing[rows]))][:values].tolist()

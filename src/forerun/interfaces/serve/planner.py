@@ -1,0 +1,298 @@
+"""Planner: answers the questions of the page, and keeps the answers."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.setup import Setup
+from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.answers.analysis.what_if import sensitivities
+from forerun.answers.search.first_look import first_look
+from forerun.answers.search.neighbours import neighbours
+from forerun.answers.search.result import SearchResult
+from forerun.answers.search.search import search
+from forerun.answers.search.space import Tally, make_spaces
+from forerun.answers.search.spaces import Spaces
+from forerun.answers.search.sweep import SweepPoint, sweep
+from forerun.common.errors import ForerunError
+from forerun.describe.model.families import FAMILIES, WRAPPERS
+from forerun.describe.model.fields import Fields
+from forerun.describe.model.huggingface import spec_from_config
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
+from forerun.interfaces.report.documents import prediction_document
+from forerun.interfaces.report.records_of_searches import sweep_record
+from forerun.interfaces.report.style import WORK_LOOKS
+from forerun.interfaces.report.wording import command_line, plan_words
+from forerun.interfaces.serve.question import AboutPlan, AboutRows, Asked, Question, asked, plan_of, wanted_fields
+from forerun.interfaces.serve.records import LISTED, answer_record, document_record, place_record, row_record
+from forerun.interfaces.serve.rows import matching
+from forerun.interfaces.serve.worker import Event, Job, Worker
+
+MOST_PLANS = 200_000
+"""plans of a space that the server searches; one core bounds about 10,000 a second"""
+_KEPT = 12
+"""answers that the server keeps"""
+_FRONT = 100
+"""plans that are simulated for the front of time and memory"""
+_SCALES = (0.25, 0.5, 1, 2, 4)
+"""sizes of the run on the scaling curve, as multiples of the question's"""
+_MODELS = 32
+"""dropped models that the server keeps"""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question and what the search found; `whole` says whether it has the front and the choices too."""
+
+    asked: Asked
+    result: SearchResult
+    whole: bool
+
+
+class Planner:
+    """Answers questions, one search at a time."""
+
+    def __init__(self) -> None:
+        self._worker = Worker()
+        self._answered: OrderedDict[str, Answered] = OrderedDict()
+        self._dropped: dict[str, ModelSpec] = {}
+        self._lock = threading.Lock()
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def ask(self, question: Question) -> Job:
+        """Starts to answer a question, in place of the one before it. Raises ForerunError for a wrong one."""
+        made = asked(question, self._dropped)
+        return self._worker.start(lambda job: self._answers(made, job))
+
+    def scale(self, question: Question) -> Job:
+        """Starts to search for the best plan on fewer and more GPUs."""
+        made = asked(question, self._dropped)
+        return self._worker.start(lambda job: _scaling(made, job))
+
+    def known(self, question: Question) -> Answered | None:
+        """Returns the answer that the server keeps, if it does."""
+        with self._lock:
+            found = self._answered.get(_key(question))
+            if found is not None:
+                self._answered.move_to_end(_key(question))
+            return found
+
+    def kept(self, question: Question) -> Answered:
+        """Returns the answer that the server keeps. Raises ForerunError where it is no longer kept."""
+        found = self.known(question)
+        if found is None:
+            raise ForerunError("the answer to this question is no longer kept; ask it again")
+        return found
+
+    def command(self, question: Question) -> str:
+        """Returns the command that asks the same. Raises ForerunError for a wrong question."""
+        return asked(question, self._dropped).command()
+
+    def _keep(self, answered: Answered) -> None:
+        with self._lock:
+            self._answered[_key(answered.asked.question)] = answered
+            while len(self._answered) > _KEPT:
+                self._answered.popitem(last=False)
+
+    def _answers(self, made: Asked, job: Job) -> Iterator[Event]:
+        """Yields the answer as it becomes known: the size of the space, first plans, proved places, all."""
+        known = self.known(made.question)
+        if known is None:
+            spaces = Spaces.of(make_spaces(*made.place, made.searched), Tally())
+            n_plans = len(spaces.table)
+            if n_plans > MOST_PLANS:
+                raise ForerunError(
+                    f"{n_plans:,} plans are possible, and this server searches at most {MOST_PLANS:,}; fix a field"
+                    " of the plan, or use forerun plan"
+                )
+            yield {"kind": "space", "plans": n_plans}
+            if n_plans:
+                yield from _look(made, spaces, job)
+            known = Answered(made, _searched(made, job), whole=False)
+            self._keep(known)
+        yield {"kind": "answer", "whole": known.whole, **answer_record(known.result)}
+        if not known.whole:
+            known = Answered(made, _searched(made, job, whole=True), whole=True)
+            self._keep(known)
+            yield {"kind": "answer", "whole": True, **answer_record(known.result)}
+
+    # -- one plan --------------------------------------------------------------------------------------------------
+
+    def plan(self, about: AboutPlan) -> dict[str, Any]:
+        """Returns the figures of a plan, and why it is where it is. Raises ForerunError."""
+        made, plan, prediction = self.found(about)
+        where = command_line(plan, made.question.model, made.question.cluster)
+        known = self.known(made.question)
+        standing = "" if known is None else _standing(known.result, prediction)
+        return place_record(prediction, about.row) | {
+            "standing": standing,
+            "command": where,
+            "warnings": list(prediction.warnings),
+            "breakdown": dict(prediction.breakdown),
+            "memory_by_category_gib": dict(prediction.memory_by_category_gib),
+        }
+
+    def details(self, about: AboutPlan) -> dict[str, Any]:
+        """Returns the page of a plan: timeline, memory, critical path, what a better machine would gain."""
+        made, plan, _ = self.found(about)
+        setup = Setup(made.model, plan, made.where, replays=True)
+        simulation = simulate_setup(setup)
+        command = command_line(plan, made.question.model, made.question.cluster)
+        return document_record(prediction_document(simulation, sensitivities(setup, simulation), command))
+
+    def neighbours(self, about: AboutPlan) -> list[dict[str, Any]]:
+        """Returns the plans that differ in one choice, and what becomes longer in each."""
+        made, plan, own = self.found(about)
+        known = self.kept(made.question)
+        out = []
+        for each in neighbours(known.result, plan):
+            prediction = self._predicted(made, each.plan)
+            out.append(
+                {
+                    "field": each.field,
+                    "value": str(each.value),
+                    "also": list(each.also),
+                    "words": plan_words(each.plan),
+                    "change": prediction.step_time_s / own.step_time_s - 1,
+                    "why": _why(own, prediction),
+                }
+                | {"place": place_record(prediction)}
+            )
+        return sorted(out, key=lambda row: (not row["place"]["fits"], row["change"]))
+
+    def found(self, about: AboutPlan) -> tuple[Asked, Plan, Prediction]:
+        """Returns the question, the plan and its prediction. Raises ForerunError."""
+        made = asked(about.question, self._dropped)
+        known = self.known(about.question)
+        if about.row is not None:
+            known = self.kept(about.question)
+            if about.row >= len(known.result.outcome.table):
+                raise ForerunError(f"row: the search has {len(known.result.outcome.table):,} plans")
+            found = known.result.outcome.predictions.get(about.row)
+            plan = known.result.outcome.table.plan(about.row)
+            return made, plan, found or self._predicted(made, plan)
+        if about.plan is None:
+            raise ForerunError("give a plan, or its row")
+        plan = plan_of(about.plan, made)
+        for one in known.result.ranked if known else ():
+            if one.plan == plan:
+                return made, plan, one
+        return made, plan, self._predicted(made, plan)
+
+    def _predicted(self, made: Asked, plan: Plan) -> Prediction:
+        return simulate_setup(Setup(made.model, plan, made.where, replays=True), folded=True).prediction
+
+    # -- many plans ------------------------------------------------------------------------------------------------
+
+    def rows(self, about: AboutRows) -> dict[str, Any]:
+        """Returns the plans whose fields have the wanted values: those that fit first, the best of them before the
+        others."""
+        known = self.kept(about.question)
+        rows = matching(known.result, wanted_fields(about.wanted), about.status)
+        return {"n": len(rows), "rows": [row_record(known.result, row) for row in rows[:LISTED]]}
+
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    def drop_model(self, name: str, config: dict[str, Any]) -> str:
+        """Keeps the model of a config.json, and returns the name to ask for it.
+
+        Raises ForerunError for a model whose family Forerun doesn't know: the command line builds those with
+        transformers, which runs code.
+        """
+        kind = config.get("model_type")
+        if kind not in FAMILIES and kind not in WRAPPERS:
+            raise ForerunError(f"{name}: model_type {kind!r} needs transformers; use forerun plan, which builds it")
+        spec = spec_from_config(Fields(config, name), name.removesuffix(".json") or "model")
+        if len(self._dropped) >= _MODELS:
+            self._dropped.pop(next(iter(self._dropped)))
+        self._dropped[f"dropped {name}"] = spec
+        return f"dropped {name}"
+
+
+def _key(question: Question) -> str:
+    return question.model_dump_json()
+
+
+def _look(made: Asked, spaces: Spaces, job: Job) -> Iterator[Event]:
+    """Yields plans that are likely to be good, so that there is something to see."""
+    found: list[Prediction] = []
+    for prediction in first_look(made.model, made.where, spaces.table):
+        job.check()
+        found.append(prediction)
+        found.sort(key=lambda each: (not each.fits, each.step_time_s))
+        yield {"kind": "places", "proved": False, "top": [place_record(each) for each in found]}
+
+
+def _searched(made: Asked, job: Job, whole: bool = False) -> SearchResult:
+    """Searches; with `whole` also for the front and for what other choices would bring."""
+
+    def found(places: Sequence[Prediction]) -> None:
+        if not whole:
+            job.tell({"kind": "places", "proved": False, "top": [place_record(each) for each in places]})
+
+    time = made.question.objective == "time"
+    more: dict[str, Any] = {"pareto": _FRONT, "choices": made.choices if time else None} if whole else {}
+    return search(
+        *made.place,
+        objective=made.question.objective,
+        memory_limit_gib=made.question.memory_limit,
+        fixed=made.searched,
+        workers=1,
+        progress=job.check,
+        found=found,
+        **more,
+    )
+
+
+def _scaling(made: Asked, job: Job) -> Iterator[Event]:
+    """Yields the scaling curve point by point: the best plan on fewer and more GPUs for the same global batch."""
+    model, cluster, gpus, seq_len, batch = made.place
+    sizes = [n for n in dict.fromkeys(round(scale * gpus) for scale in _SCALES) if n >= 1]
+    points: list[SweepPoint] = []
+    for n_gpus in sizes:
+        job.check()
+        one = sweep(
+            *(model, cluster, [n_gpus], seq_len, [batch]),
+            objective="tokens",
+            memory_limit_gib=made.question.memory_limit,
+            fixed=made.searched,
+            workers=1,
+        )
+        points += one.points
+        rows = sweep_record(replace(one, points=tuple(points)))["points"]
+        for row, point in zip(rows, points, strict=True):
+            row["best"] = None if point.best is None else place_record(point.best)
+        yield {"kind": "scaling", "points": rows, "done": n_gpus == sizes[-1]}
+
+
+def _standing(result: SearchResult, prediction: Prediction) -> str:
+    """Says where a plan stands among the plans of the search."""
+    for place, each in enumerate(result.ranked, 1):
+        if each.plan == prediction.plan:
+            more = (
+                ""
+                if place == 1
+                else f", {each.step_time_s / result.ranked[0].step_time_s - 1:.1%} slower than the best"
+            )
+            return f"place {place:,} of {len(result.ranked):,} that were simulated and fit{more}"
+    return result.reason_of(prediction.own_plan())
+
+
+def _why(own: Prediction, other: Prediction) -> str:
+    """Says which parts of the step are longer in another plan, and that it doesn't fit where it doesn't."""
+    if not other.fits:
+        return f"it needs {other.peak_reserved_gib:.1f} GiB of {other.memory_limit_gib:.1f}"
+    causes = {*own.breakdown, *other.breakdown}
+    changes = {name: other.breakdown.get(name, 0.0) - own.breakdown.get(name, 0.0) for name in causes}
+    slower = other.step_time_s >= own.step_time_s
+    largest = sorted(changes, key=lambda name: -changes[name] if slower else changes[name])[:2]
+    least = 0.1 * abs(other.step_time_s - own.step_time_s)
+    named = [name for name in largest if (changes[name] > least if slower else changes[name] < -least)]
+    return ", ".join(f"{WORK_LOOKS[name].label} {1e3 * changes[name]:+,.0f} ms" for name in named) or "no large change"
