@@ -12,12 +12,15 @@ from forerun.answers.analysis.breakdown import node_causes
 from forerun.answers.analysis.reading import Simulation
 from forerun.core.program.causes import N_CAUSES, Cause
 from forerun.core.program.origin import PROFILE, Origin
-from forerun.core.program.types import I64, Phase, Stream
+from forerun.core.program.types import I64, Collective, Phase, Stream
 
 HOST = "host"
 _FORWARD, _BACKWARD = N_CAUSES, N_CAUSES + 1
 WORK = (*(cause.name.lower() for cause in Cause), "forward", "backward")
 """kinds of slices: a cause (on a communication stream, the cause of waiting for it), or a phase of the model"""
+_WORDS = {"gather": "data parallel", "reduce": "gradients", "copy": "host copies"}
+"""names of streams in words, where they are others"""
+_RUNS = {int(Collective.SEND_RECV): "send and receive"}
 _SLICES = 5000
 """default number of slices of a timeline"""
 
@@ -44,6 +47,14 @@ class Lane:
 
     name: str
     slices: tuple[Slice, ...]
+    runs: tuple[str, ...] = ()
+    """collectives of the stream, such as all-reduce; empty for a stream that communicates nothing"""
+
+    @property
+    def label(self) -> str:
+        """Returns what runs in the lane, for people: `gradients: all-reduce`."""
+        words = _WORDS.get(self.name, self.name.replace("_", " "))
+        return f"{words}: {', '.join(self.runs)}" if self.runs else words
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +127,9 @@ def lanes(simulation: Simulation, rank_class: int, slices: int = _SLICES) -> lis
             views[1:] = [_View(step, phases), _View(microbatch, passes)]
         rows = _rows(timeline.start_ps[mine], timeline.end_ps[mine], mine, causes)
         rows = _shortened(rows, views, most, least_ps)
-        out.append(Lane(name, _slices(simulation, rank_class, rows)))
+        kinds = np.unique(simulation.program.ops.collective[flat.op[mine]]).tolist()
+        runs = tuple(_RUNS.get(kind, Collective(kind).name.lower().replace("_", "-")) for kind in kinds if kind)
+        out.append(Lane(name, _slices(simulation, rank_class, rows), runs))
     issue = simulation.costs.issue_ps[flat.op[nodes]]
     issued = nodes[issue > 0]
     if len(issued):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.answers.search.outcome import Rows, Status
+from forerun.answers.search.outcome import Rows
 from forerun.answers.search.result import SearchResult
 from forerun.core.program.types import F64
 from forerun.describe.plan.plan import Plan
@@ -17,6 +17,8 @@ CHOSEN = (
     *("virtual_stages", "activation_checkpointing", "selective_policy", "compile", "cp_method", "stack"),
 )
 """fields of a plan that a person chooses; the other ones follow from them and the question"""
+_MOST_ALSO = 2
+"""other fields that may change with a choice; a plan that differs in more is no neighbour"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,6 @@ class Neighbour:
     plan: Plan
     also: tuple[str, ...]
     """other fields that have to change with it"""
-    too_large: bool
-    """whether it does not fit"""
-    bound: float
-    """least seconds of its step, or GiB where memory is the objective; 0 where nothing is known"""
 
 
 def neighbours(result: SearchResult, plan: Plan, values: int = 2) -> list[Neighbour]:
@@ -52,8 +50,8 @@ def neighbours(result: SearchResult, plan: Plan, values: int = 2) -> list[Neighb
             number = int(others[row])
             other = table.plan(number)
             also = tuple(each for each in same if each != name and not same[each][number])
-            large = bool(result.outcome.status[number] == Status.TOO_LARGE)
-            found.append(Neighbour(name, getattr(other, name), other, also, large, float(result.outcome.bound[number])))
+            if len(also) <= _MOST_ALSO:
+                found.append(Neighbour(name, getattr(other, name), other, also))
     return found
 
 

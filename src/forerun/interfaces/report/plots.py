@@ -180,7 +180,7 @@ def lanes_plot(shown: Sequence[Lane], step_ps: int, about: str) -> Plot:
     unit, size = time_unit(step_ps / PS_PER_S)
     found = {each.work for lane in shown for each in lane.slices}
     data = [_slices(shown, work, PS_PER_S * size, step_ps) for work in WORK_LOOKS if work in found]
-    names = [lane.name.replace("_", " ") for lane in shown]
+    names = [lane.label for lane in shown]
     x = axis(f"time in the step, {unit}", range=rounded([0, step_ps / PS_PER_S / size]))
     y = axis("", categoryorder="array", categoryarray=names[::-1], fixedrange=True)
     more = {"barmode": "overlay", "bargap": 0.15, "dragmode": "zoom", "hovermode": "closest"}
@@ -190,7 +190,7 @@ def lanes_plot(shown: Sequence[Lane], step_ps: int, about: str) -> Plot:
 def _slices(shown: Sequence[Lane], work: str, scale: float, step_ps: int) -> dict[str, Any]:
     """Returns the slices of one kind of work on all lanes; `scale` is picoseconds of a unit of the axis."""
     look = WORK_LOOKS[work]
-    every = [(lane.name.replace("_", " "), each) for lane in shown for each in lane.slices if each.work == work]
+    every = [(lane.label, each) for lane in shown for each in lane.slices if each.work == work]
     hatches = [look.hatch if each.end_ps - each.start_ps >= _HATCHED * step_ps else "" for _, each in every]
     return {
         "type": "bar",

@@ -121,14 +121,14 @@ export function showScatter(state) {
   const low = Math.min(...times) / 1.15, high = Math.max(...times) * 1.15;
   const most = Math.max(answer.memory_limit_gib * 1.25, ...fits.map((p) => p.gib));
   add({ label: `limit of memory, ${gib(answer.memory_limit_gib)} GiB`, colour: "--ink", kind: "line", dash: [7, 5], quiet: true,
-    x: [answer.memory_limit_gib, answer.memory_limit_gib], y: [low, high] }, null);
+    x: [answer.memory_limit_gib, answer.memory_limit_gib], y: [high / low > 4 ? low : 0, high] }, null);
   const best = fits.find((each) => answer.top.length && each.row === answer.top[0].row);
   if (best) {
     const top = answer.top[0];
-    add({ label: "80 % band of the best", colour: "#0072B2", kind: "line", quiet: true, x: [best.gib, best.gib],
+    add({ label: "80 % band of the best", colour: "--bar", kind: "line", quiet: true, x: [best.gib, best.gib],
       y: [top.step_time_low_s / Number(size), top.step_time_high_s / Number(size)] }, null);
   }
-  if (large.length) add({ label: "does not fit", colour: "#D55E00", kind: "points", symbol: "cross", x: large.map((p) => p.gib), y: large.map((p) => p.s), text: text(large) }, large.map((p) => p.row));
+  if (large.length) add({ label: "does not fit", colour: "--bar-warn", kind: "points", symbol: "cross", x: large.map((p) => p.gib), y: large.map((p) => p.s), text: text(large) }, large.map((p) => p.row));
   if (answer.front) {
     const places = answer.front.places;
     add({ label: "Pareto front", colour: "#009E73", kind: "line", shape: "vh", quiet: true,
@@ -136,7 +136,7 @@ export function showScatter(state) {
     const front = places.map((/** @type {any} */ p) => ({ gib: p.peak_reserved_gib, s: p.step_time_s / Number(size), words: p.words }));
     add({ label: "Pareto front", colour: "#009E73", kind: "points", symbol: "ring", size: 9, x: front.map((/** @type {any} */ p) => p.gib), y: front.map((/** @type {any} */ p) => p.s), text: text(front) }, places.map((/** @type {any} */ p) => p.row));
   }
-  if (fits.length) add({ label: "fits", colour: "#0072B2", kind: "points", x: fits.map((p) => p.gib), y: fits.map((p) => p.s), text: text(fits) }, fits.map((p) => p.row));
+  if (fits.length) add({ label: "fits", colour: "--bar", kind: "points", x: fits.map((p) => p.gib), y: fits.map((p) => p.s), text: text(fits) }, fits.map((p) => p.row));
   for (const [row, label] of /** @type {[number | null, string][]} */ ([[state.row, "chosen"], [state.pin, "pinned"]])) {
     const found = [...fits, ...large].find((each) => each.row === row);
     if (found) add({ label, colour: "--ink", kind: "points", symbol: label === "chosen" ? "ring" : "square", size: 14, quiet: true, x: [found.gib], y: [found.s] }, null);
@@ -200,7 +200,7 @@ export function showTable(state) {
   const n = state.rows ? state.n : rows.length;
   const caption = state.rows ? `${n.toLocaleString("en")} plans match; ${rows.length} are listed`
     : state.answer.proof ? `The best ${rows.length} plans that fit and were simulated` : "First plans, not proved yet";
-  byId("table").replaceChildren(make("div", { class: "scroll", tabindex: 0, role: "group", "aria-labelledby": "plans-title" },
+  byId("table").replaceChildren(make("div", { class: "scroll tall", tabindex: 0, role: "group", "aria-labelledby": "plans-title" },
     make("table", {}, make("caption", { text: caption }), make("thead", {}, head), body)));
 }
 
@@ -256,8 +256,8 @@ function showScaling(box, event) {
   const head = ["GPUs", "step time", "tokens/s", "efficiency", "$ / 10⁹ tokens", "best plan"].map((text, i) => make("th", { scope: "col", class: i < 5 ? "number" : null, text }));
   box.replaceChildren(
     make("p", { class: "note", text: event.done ? "The best plan of each number of GPUs, with the same global batch." : "Searching more numbers of GPUs." }),
-    ...(points.length ? [chart("tokens/s of all GPUs", (p) => p.tokens_per_s, "#0072B2")] : []),
-    ...(points.length && priced ? [chart("dollars per billion tokens", (p) => p.best.dollars_per_billion_tokens, "#D55E00")] : []),
+    ...(points.length ? [chart("tokens/s of all GPUs", (p) => p.tokens_per_s, "--bar")] : []),
+    ...(points.length && priced ? [chart("dollars per billion tokens", (p) => p.best.dollars_per_billion_tokens, "--bar-warn")] : []),
     make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "scaling" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows))));
 }
 

@@ -20,7 +20,8 @@ export function colour(name) {
 /** Colours of reports that can't be seen on a dark page get the colour of the text. */
 /** @param {string} given */
 export function seen(given) {
-  return ["#000000", "#1a1a1a", "black"].includes(given) ? "--ink" : given;
+  const own = { "#000000": "--ink", "#1a1a1a": "--ink", "#0072B2": "--bar", "#D55E00": "--bar-warn" };
+  return /** @type {Record<string, string>} */ (own)[given] || given;
 }
 
 const drawn = new Set();
@@ -168,7 +169,7 @@ function axis(one, ink, grid, isY) {
     stroke: ink,
     grid: { stroke: grid, width: 1 },
     ticks: { stroke: grid, width: 1, size: 4 },
-    size: isY ? one.size || (names ? 96 : 58) : 38,
+    size: isY ? one.size || (names ? 150 : 58) : 38,
     side: isY ? 3 : 2,
     ...(one.ticks || names ? { splits: () => one.ticks || (names || []).map((_, i) => i) } : {}),
     values: (/** @type {any} */ _, /** @type {number[]} */ splits) =>
@@ -183,7 +184,7 @@ function axis(one, ink, grid, isY) {
 
 /** @param {string} name */
 function short(name) {
-  return name.length > 15 ? `${name.slice(0, 14)}…` : name;
+  return name.length > 25 ? `${name.slice(0, 24)}…` : name;
 }
 
 /** @param {number} value */

@@ -133,6 +133,6 @@ function neighbours(rows, state) {
       make("td", { class: "number", text: gib(each.place.peak_reserved_gib) }), make("td", { text: each.why }));
   });
   const heads = ["one other choice", "step time", "peak, GiB", "what changes most"].map((text, i) => make("th", { scope: "col", class: i === 1 || i === 2 ? "number" : null, text }));
-  return make("div", {}, make("h3", { text: "Why its neighbours are worse or better" }), make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "neighbours" },
+  return make("div", {}, make("h3", { text: "Why its neighbours are worse or better" }), make("div", { class: "scroll tall", tabindex: 0, role: "group", "aria-label": "neighbours" },
     make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines))));
 }

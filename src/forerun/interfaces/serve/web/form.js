@@ -39,7 +39,7 @@ export function makeForm(offered, asked) {
       make("input", { type: "number", id: "q-price", min: 0, step: "any" })),
     field("memory_limit", "Memory to use", "GiB of a GPU; empty: all of it",
       make("input", { type: "number", id: "q-memory_limit", min: 0, step: "any" })),
-    fixedFields("Fixed fields of the plan", (each) => each.first, true),
+    fixedFields("Fixed fields of the plan", (each) => each.first, innerWidth >= 760),
     fixedFields("More fields", (each) => !each.first, false),
     make("div", { class: "row" }, make("button", { type: "submit", text: "Search" }),
       make("button", { type: "button", text: "Clear the fixed fields", onclick: () => {

@@ -1,0 +1,171 @@
+"""Dropped files show what the commands show of them, and lead to no other file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_here import run_here
+from saved_programs import plan_of, program_of
+from starlette.testclient import TestClient
+
+from forerun.common.errors import ForerunError
+from forerun.core.program.storage import save
+from forerun.interfaces.serve.sealed import sealed
+
+SHARED = Path(__file__).parents[4] / "shared"
+EXPERIMENT = """\
+hardware: {gpu_model: A100-80GB, num_gpus_per_node: 4}
+model: {preset: gpt2-small}
+training: {num_nodes: 1, batch_size_per_gpu: 4}
+"""
+RUN = "gpus: 64\nstep: {time_s: 2.0}\ndays: 2\ncheckpoint: {state_gb: 100}\n"
+JOBS = """\
+nodes: 2
+jobs:
+  - {name: first, gpus: 8, hours: 2}
+  - {name: second, gpus: 16, hours: 1}
+policies: [fifo, easy]
+"""
+
+
+def drop(client: TestClient, files: dict[str, bytes], cluster: str = "h100-sxm") -> Any:
+    query = [("cluster", cluster)]
+    for name, content in files.items():
+        query += [("name", name), ("size", str(len(content)))]
+    return client.post("/api/files", params=query, content=b"".join(files.values()))
+
+
+def words(document: dict[str, Any]) -> str:
+    return json.dumps(document)
+
+
+def test_a_program_is_predicted_as_the_command_predicts_it(client: TestClient, tmp_path: Path) -> None:
+    save(program_of(plan_of(dp_shard=8)), tmp_path / "step.program")
+    content = (tmp_path / "step.program").read_bytes()
+    answer = drop(client, {"step.program": content})
+    assert answer.status_code == 200, answer.text
+    told = json.loads(
+        run_here(tmp_path, "predict", "--program", "step.program", "--cluster", "h100-sxm", "--json").stdout
+    )
+    figures = {each[0]: each[1] for each in answer.json()["parts"][0]["entries"]}
+    assert figures["peak memory, reserved"] == f"{told['peak_reserved_gib']:.1f} GiB"
+    assert any(part.get("text") == "Timeline of a step" for part in answer.json()["parts"])
+
+
+def test_an_experiment_is_run(client: TestClient) -> None:
+    answer = drop(client, {"mine.yaml": EXPERIMENT.encode()})
+    assert answer.status_code == 200, answer.text
+    assert "a run of" in answer.json()["title"]
+
+
+def test_jobs_of_a_cluster_are_scheduled(client: TestClient) -> None:
+    answer = drop(client, {"jobs.yaml": JOBS.encode()})
+    assert answer.status_code == 200, answer.text
+    assert "fifo" in words(answer.json())
+
+
+def test_a_whole_run_is_simulated(client: TestClient) -> None:
+    answer = drop(client, {"run.yaml": RUN.encode()})
+    assert answer.status_code == 200, answer.text
+    assert "goodput" in words(answer.json())
+
+
+@pytest.mark.skipif(not (SHARED / "golden_kineto").is_dir(), reason="no ../shared/golden_kineto")
+def test_a_profile_shows_what_the_command_prints(client: TestClient) -> None:
+    (path,) = sorted((SHARED / "golden_kineto" / "hta_simple_add_a100").rglob("*.json*"))[:1]
+    content = path.read_bytes()
+    answer = drop(client, {path.name: content})
+    if answer.status_code != 200:
+        pytest.skip(f"{path.name} is no profile: {answer.text}")
+    assert "idle" in words(answer.json())
+    if path.suffix != ".gz":
+        again = drop(client, {f"{path.name}.gz": gzip.compress(content)})
+        assert again.status_code == 200, again.text
+
+
+@pytest.mark.skipif(not (SHARED / "golden" / "stage").is_dir(), reason="no ../shared/golden/stage")
+def test_traces_of_several_ranks_are_counted(client: TestClient) -> None:
+    paths = sorted((SHARED / "golden" / "stage" / "small" / "dp1_tp1_pp4_sp1_fsdp0_ar1" / "et").glob("*.et"))
+    answer = drop(client, {path.name: path.read_bytes() for path in paths})
+    assert answer.status_code == 200, answer.text
+    table = answer.json()["parts"][1]
+    assert table["n_rows"] == len(paths) + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("x.txt", b"hello", "expected a .program"),
+        ("x.program", b"hello", "x.program"),
+        ("x.yaml", b"a: [", "x.yaml"),
+        ("x.json", b"{}", "x.json"),
+        ("x.et", b"\xff\xff\xff", "x.et"),
+        ("code.yaml", EXPERIMENT.replace("{preset: gpt2-small}", "{layers: 'own.py:make'}").encode(), "Python code"),
+        ("..", b"a: 1", "file"),
+    ],
+)
+def test_what_can_not_be_shown_is_refused_in_one_line(
+    client: TestClient, name: str, content: bytes, expected: str
+) -> None:
+    answer = drop(client, {name: content})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert expected in error
+    assert "\n" not in error
+    assert "/tmp" not in error
+
+
+@pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "..\\x.yaml", "a/b.yaml", "\0.yaml"])
+def test_a_name_leads_nowhere(client: TestClient, name: str, tmp_path: Path) -> None:
+    before = os.path.getmtime("/etc/passwd") if os.path.exists("/etc/passwd") else 0
+    answer = drop(client, {name: b"never: read"})
+    assert answer.status_code == 400
+    assert before == (os.path.getmtime("/etc/passwd") if os.path.exists("/etc/passwd") else 0)
+
+
+def test_a_file_that_names_another_file_is_refused(client: TestClient, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.csv"
+    secret.write_text("job_id,gpus,duration\n1,8,100\n")
+    answer = drop(client, {"jobs.yaml": f"nodes: 2\ntrace: {secret}\n".encode()})
+    assert answer.status_code == 400
+    assert "the page opens none" in answer.json()["error"]
+    model = tmp_path / "model.yaml"
+    model.write_text("layers: []")
+    answer = drop(client, {"x.yaml": EXPERIMENT.replace("{preset: gpt2-small}", f"{{path: {model}}}").encode()})
+    assert answer.status_code == 400
+
+
+def test_sizes_that_are_not_those_of_the_body_are_refused(client: TestClient) -> None:
+    answer = client.post("/api/files", params={"name": "a.yaml", "size": "9", "cluster": "h100-sxm"}, content=b"1")
+    assert answer.status_code == 400
+
+
+def test_a_sealed_thread_opens_its_folder_and_the_installed_code_only(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    own, other = tmp_path / "inside" / "a", tmp_path / "b"
+    own.write_text("own")
+    other.write_text("other")
+    (tmp_path / "inside" / "link").symlink_to(other)
+    with sealed(tmp_path / "inside"):
+        assert own.read_text() == "own"
+        assert Path(json.__file__).read_text()
+        for path in (other, tmp_path / "inside" / ".." / "b", tmp_path / "inside" / "link"):
+            with pytest.raises(ForerunError, match="names another file"):
+                path.read_text()
+    assert other.read_text() == "other"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("experiment", "/etc/passwd"), ("run", "./run.yaml"), ("other", "x")])
+def test_presets_are_names_and_no_paths(client: TestClient, kind: str, name: str) -> None:
+    assert client.post("/api/preset", json={"kind": kind, "name": name}).status_code == 400
+
+
+def test_an_experiment_of_the_package_is_shown(client: TestClient) -> None:
+    answer = client.post("/api/preset", json={"kind": "experiment", "name": "resnet50-a100"})
+    assert answer.status_code == 200, answer.text
+    assert any(part["type"] == "plot" for part in answer.json()["parts"])
