@@ -23,12 +23,17 @@ hardware: {gpu_model: A100-80GB, num_gpus_per_node: 4}
 model: {preset: gpt2-small}
 training: {num_nodes: 1, batch_size_per_gpu: 4}
 """
-RUN = "gpus: 64\nstep: {time_s: 2.0}\ndays: 2\ncheckpoint: {state_gb: 100}\n"
+RUN = """\
+gpus: 64
+days: 2
+step: {seconds: 2.0, tokens: 1000000}
+checkpoint: {blocking_s: 5, load_s: 60}
+"""
 JOBS = """\
 nodes: 2
 jobs:
-  - {name: first, gpus: 8, hours: 2}
-  - {name: second, gpus: 16, hours: 1}
+  - {name: first, gpus: 8, duration_s: 7200}
+  - {name: second, gpus: 16, duration_s: 3600}
 policies: [fifo, easy]
 """
 

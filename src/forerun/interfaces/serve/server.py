@@ -61,6 +61,7 @@ def _bound(host: str, port: int) -> socket.socket:
         made = socket.socket(family, kind)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+        made.listen()
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ForerunError(f"--host {host} --port {port}: can't be served: {reason}; give another port") from None
