@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from command_here import run_here
+from profile_files import host, kernel, launch, write_profile
 from saved_programs import plan_of, program_of
 from starlette.testclient import TestClient
 
@@ -80,17 +80,14 @@ def test_a_whole_run_is_simulated(client: TestClient) -> None:
     assert "goodput" in words(answer.json())
 
 
-@pytest.mark.skipif(not (SHARED / "golden_kineto").is_dir(), reason="no ../shared/golden_kineto")
-def test_a_profile_shows_what_the_command_prints(client: TestClient) -> None:
-    (path,) = sorted((SHARED / "golden_kineto" / "hta_simple_add_a100").rglob("*.json*"))[:1]
-    content = path.read_bytes()
-    answer = drop(client, {path.name: content})
-    if answer.status_code != 200:
-        pytest.skip(f"{path.name} is no profile: {answer.text}")
-    assert "idle" in words(answer.json())
-    if path.suffix != ".gz":
-        again = drop(client, {f"{path.name}.gz": gzip.compress(content)})
-        assert again.status_code == 200, again.text
+@pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz"])
+def test_a_profile_shows_what_the_command_prints(client: TestClient, tmp_path: Path, name: str) -> None:
+    events = [host("aten::mm", 0, 10), launch(2, 4, 1), kernel("gemm", 8, 20, 1), host("ProfilerStep#1", 0, 40)]
+    path = write_profile(tmp_path / name, events)
+    answer = drop(client, {name: path.read_bytes()})
+    assert answer.status_code == 200, answer.text
+    told = run_here(tmp_path, "profile", "info", name).stdout
+    assert told.split(": ", 1)[1].splitlines()[1].split() == answer.json()["parts"][1]["text"].splitlines()[1].split()
 
 
 @pytest.mark.skipif(not (SHARED / "golden" / "stage").is_dir(), reason="no ../shared/golden/stage")

@@ -26,6 +26,7 @@ from forerun.describe.model.huggingface import spec_from_config
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.interfaces.report.documents import prediction_document
+from forerun.interfaces.report.figures import seconds
 from forerun.interfaces.report.records_of_searches import sweep_record
 from forerun.interfaces.report.style import WORK_LOOKS
 from forerun.interfaces.report.wording import command_line, plan_words
@@ -295,4 +296,5 @@ def _why(own: Prediction, other: Prediction) -> str:
     largest = sorted(changes, key=lambda name: -changes[name] if slower else changes[name])[:2]
     least = 0.1 * abs(other.step_time_s - own.step_time_s)
     named = [name for name in largest if (changes[name] > least if slower else changes[name] < -least)]
-    return ", ".join(f"{WORK_LOOKS[name].label} {1e3 * changes[name]:+,.0f} ms" for name in named) or "no large change"
+    words = (f"{WORK_LOOKS[name].label} {'+' if slower else '-'}{seconds(abs(changes[name]))}" for name in named)
+    return ", ".join(words) or "no large change"

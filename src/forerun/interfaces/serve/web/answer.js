@@ -19,6 +19,14 @@ const COLUMNS = /** @type {[string, string, (place: any) => string][]} */ ([
   ["dollars_per_billion_tokens", "$ / 10⁹ tokens", (p) => dollars(p.dollars_per_billion_tokens)],
 ]);
 
+/** A limit that is this many times higher than what the plans need is not drawn. */
+const FAR = 2.5;
+
+/** @param {number[]} values */
+function largest(values) {
+  return values.reduce((most, value) => Math.max(most, value), 0);
+}
+
 /** @type {AbortController | null} */
 let scaling = null;
 
@@ -119,8 +127,11 @@ export function showScatter(state) {
       text: (/** @type {number} */ i) => `not simulated\nat least ${seconds(bounded.s[i])}, ${gib(bounded.gib[i])} GiB` }, bounded.row);
   const times = [...fits, ...large].map((each) => each.s).concat(bounded.s.map((/** @type {number} */ s) => s / Number(size)));
   const low = Math.min(...times) / 1.15, high = Math.max(...times) * 1.15;
-  const most = Math.max(answer.memory_limit_gib * 1.25, ...fits.map((p) => p.gib));
-  add({ label: `limit of memory, ${gib(answer.memory_limit_gib)} GiB`, colour: "--ink", kind: "line", dash: [7, 5], quiet: true,
+  const needed = Math.max(1e-3, ...[...fits, ...large].map((p) => p.gib), largest(bounded.gib));
+  const isFar = answer.memory_limit_gib > FAR * needed;
+  const most = isFar ? 1.08 * needed : Math.min(1.08 * needed, 1.4 * answer.memory_limit_gib);
+  const beyond = isFar ? ", is beyond the plot" : "";
+  add({ label: `limit of memory, ${gib(answer.memory_limit_gib)} GiB${beyond}`, colour: "--ink", kind: "line", dash: [7, 5], quiet: true,
     x: [answer.memory_limit_gib, answer.memory_limit_gib], y: [high / low > 4 ? low : 0, high] }, null);
   const best = fits.find((each) => answer.top.length && each.row === answer.top[0].row);
   if (best) {
@@ -146,7 +157,7 @@ export function showScatter(state) {
   const made = draw(byId("scatter"), {
     series, name: "plans", height: 340,
     about: `Step time and memory of ${simulated.row.length} simulated plans and the least of ${bounded.row.length} others; the limit is ${gib(answer.memory_limit_gib)} GiB`,
-    x: { label: "peak of reserved memory of a GPU, GiB", range: [0, most] },
+    x: { label: "peak of reserved memory of a GPU, GiB", range: [0, Math.max(most, isFar ? 0 : 1.05 * answer.memory_limit_gib)] },
     y: { label: `time of a step, ${unit}`, log: high / low > 4, range: [high / low > 4 ? low : 0, high] },
     pick: (number, i) => {
       const own = rows[number];

@@ -178,7 +178,9 @@ function axis(one, ink, grid, isY) {
         if (names) return short(names[Math.round(value)] || "");
         return value.toLocaleString("en", { maximumSignificantDigits: 4 });
       }),
-    ...(one.log && !one.ticks ? { filter: (/** @type {any} */ _, /** @type {number[]} */ s) => s.map(oneTwoFive) } : {}),
+    ...(one.log && !one.ticks
+      ? { splits: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ low, /** @type {number} */ high) => oneTwoFive(low, high) }
+      : {}),
   };
 }
 
@@ -187,10 +189,16 @@ function short(name) {
   return name.length > 25 ? `${name.slice(0, 24)}…` : name;
 }
 
-/** @param {number} value */
-function oneTwoFive(value) {
-  const digit = Math.round(value / 10 ** Math.floor(Math.log10(value) + 1e-9));
-  return [1, 2, 5].includes(digit) ? value : null;
+/** Ticks of a logarithmic axis: 1, 2 and 5 of each decade. */
+/**
+ * @param {number} low
+ * @param {number} high
+ */
+function oneTwoFive(low, high) {
+  const found = [];
+  for (let decade = Math.floor(Math.log10(low)); decade <= Math.log10(high); decade++)
+    for (const digit of [1, 2, 5]) found.push(Number((digit * 10 ** decade).toPrecision(3)));
+  return found.filter((tick) => tick >= low && tick <= high);
 }
 
 /**
@@ -238,8 +246,8 @@ const PAINT = {
     context.closePath();
     context.fill();
   },
-  bars(context, one, x, y) {
-    const width = Math.max(1, 0.7 * Math.abs(x(1) - x(0)));
+  bars(context, one, x, y, dots) {
+    const width = Math.max(1, Math.min(90 * dots, 0.7 * Math.abs(x(1) - x(0))));
     one.x.forEach((value, i) => {
       const top = y(one.y[i]), bottom = y((one.y0 || [])[i] || 0);
       context.fillRect(x(value) - width / 2, top, width, bottom - top);
