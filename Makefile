@@ -48,6 +48,7 @@ bench: kernels
 	$(BIN)/python benchmarks/collectives.py
 	$(BIN)/python benchmarks/trace.py --quick
 	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/serve.py
 
 # which small mistakes in a package its tests miss: make mutants PACKAGE="core/engine core/cost" N=30 SEED=1
 PACKAGE ?= core/engine

@@ -172,6 +172,7 @@ OF_ITS_OWN = {
     "describe/model/meta_device.py": "what a process that Forerun starts prints",
     "evidence/traced/checkout.py": "a checkout that git made and hashes verify",
     "interfaces/pytest_plugin.py": "an archive that git writes",
+    "interfaces/serve/exports.py": "an archive that it writes",
     "sources/profile/read.py": "a text between quotes that it has cut out of a file that `admission.opened` opens",
     "astrasim/chakra/traces.py": "a tar file that `admission.opened` opens",
 }
