@@ -69,7 +69,6 @@ LAZY = {
         *("matplotlib", "matplotlib.figure", "matplotlib.text", "matplotlib.ticker", "matplotlib.backends.backend_agg")
     },
     SOURCE / "interfaces" / "report" / "pictures.py": {"matplotlib.collections"},
-    SOURCE / "interfaces" / "report" / "page.py": {"plotly.offline"},
 }
 """imports inside a function: of what may not be installed, and of numba, which takes long and is rarely needed"""
 

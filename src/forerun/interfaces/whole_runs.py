@@ -73,5 +73,5 @@ class SimulatedRuns(Shown):
         return document_html(whole_run_document(self.study, self.first()))
 
     def report(self, path: str | Path) -> None:
-        """Writes a page with the figures and plots. Needs plotly."""
+        """Writes a page with the figures and plots. Raises ForerunError where it can't be written."""
         write_page(path, whole_run_document(self.study, self.first()))

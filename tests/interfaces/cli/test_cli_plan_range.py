@@ -72,7 +72,6 @@ def test_a_range_in_which_nothing_fits_says_why(plan):
 
 
 def test_a_range_has_a_page_and_a_picture(plan, tmp_path):
-    pytest.importorskip("plotly")
     pytest.importorskip("matplotlib")
     code, *_ = plan(
         "--gpus",
@@ -137,7 +136,6 @@ def test_why_is_one_line_about_the_plans_that_are_asked_about(plan, tmp_path):
 
 
 def test_heat_maps_are_those_that_were_asked_for(plan, tmp_path):
-    pytest.importorskip("plotly")
     pytest.importorskip("matplotlib")
     maps = ("--heat", "tp,pp", "--heat", "dp,micro-batch")
     assert plan(*ONE, "--report", "s.html", "--pictures", "p", *maps)[0] == 0

@@ -79,7 +79,7 @@ def test_a_full_disk_gives_one_line_and_leaves_earlier_results_whole(tmp_path: P
     (tmp_path / "notes.txt").write_text("mine")
     before = content(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))  # the page has more bytes, everything else fewer
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # the page and the pictures have more bytes
     try:
         with pytest.raises(ForerunError, match=r"can't be written: File too large") as raised:
             export(by_hand.run_result("study", differing=False), tmp_path)
@@ -122,13 +122,12 @@ def test_what_a_killed_export_left_is_cleared(tmp_path: Path) -> None:
     assert not (tmp_path / "half.png").exists()
 
 
-def test_without_matplotlib_and_plotly_the_other_files_are_written(tmp_path: Path, monkeypatch) -> None:
-    for name in ("drawing_is_possible", "pages_are_possible"):
-        monkeypatch.setattr(experiment_files, name, lambda: False)
+def test_without_matplotlib_the_other_files_are_written(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(experiment_files, "drawing_is_possible", lambda: False)
     done = export(by_hand.scaling_study("study"), tmp_path)
-    assert set(content(tmp_path)) == {"study_config.yaml", "study_results.json", "study_scales.csv"}
-    assert len(done.notes) == 2
-    assert all("pip install 'forerun[plot]'" in note for note in done.notes)
+    assert set(content(tmp_path)) == {"study_config.yaml", "study_results.json", "study_scales.csv", "report.html"}
+    (note,) = done.notes
+    assert "pip install 'forerun[plot]'" in note
     with pytest.raises(ForerunError, match="pictures need matplotlib"):
         write_pictures(by_hand.scaling_study("study"), tmp_path)
 

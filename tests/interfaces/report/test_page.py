@@ -8,7 +8,6 @@ import json
 import re
 from html.parser import HTMLParser
 
-import plotly.offline
 import pytest
 import results_by_hand as by_hand
 from documents_by_hand import KINDS, documents
@@ -16,7 +15,6 @@ from documents_by_hand import KINDS, documents
 from forerun.answers.analysis.bottlenecks import bottlenecks
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
-from forerun.common.errors import ForerunError
 from forerun.core.network.on_topology import network_of
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_any, load_model
@@ -33,7 +31,6 @@ from forerun.interfaces.report.page import (
     Table,
     Text,
     page,
-    write_page,
 )
 from forerun.interfaces.report.plots import timeline_plot, use_plot
 
@@ -112,7 +109,7 @@ def test_the_policy_names_the_scripts_of_the_page_and_nothing_else(nasty: dict[s
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
     assert rules["script-src"] == " ".join(f"'sha256-{each}'" for each in hashes)
-    assert elements.scripts[1] == plotly.offline.get_plotlyjs()
+    assert elements.scripts[1].startswith('"use strict"')
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,7 +128,7 @@ def test_every_axis_has_its_unit_or_names(kind: str) -> None:
 
 def test_the_same_document_gives_the_same_bytes() -> None:
     first = {kind: page(document) for kind, document in documents("study").items()}
-    page_module._plotly.cache_clear()
+    page_module._shipped.cache_clear()
     again = {kind: page(document) for kind, document in documents("study").items()}
     assert first == again
 
@@ -168,8 +165,7 @@ def test_long_steps_make_small_pages() -> None:
     setup = Setup(load_model("gpt2-medium"), plan, load_cluster("h100-sxm"))
     simulation = simulate_setup(setup)
     assert len(simulation.flat) > 50_000
-    beside = len(page(prediction_document(simulation, (), "x"))) - len(plotly.offline.get_plotlyjs())
-    assert beside < 2_000_000
+    assert len(page(prediction_document(simulation, (), "x"))) < 1_000_000
     plot = timeline_plot(simulation)
     assert 300 < sum(len(trace["x"]) for trace in plot.data) < 10_000
 
@@ -198,9 +194,11 @@ def test_thresholds_and_bottlenecks_are_marked() -> None:
     assert dict(zip(names, marks["x"], strict=True))["network"] == 1.0
 
 
-def test_without_plotly_one_line_says_what_to_install(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(page_module, "pages_are_possible", lambda: False)
-    page_module._plotly.cache_clear()
-    with pytest.raises(ForerunError, match=r"needs plotly: pip install 'forerun\[plot\]'"):
-        write_page(tmp_path / "x.html", Document("a", "b", ()))
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_is_light_and_its_tables_say_what_heads_a_column(nasty: dict[str, Elements], kind: str) -> None:
+    assert len(page(documents("study")[kind])) < 1_000_000
+    heads = [attributes for tag, attributes in nasty[kind].found if tag == "th"]
+    assert heads
+    assert all(attributes.get("scope") == "col" for attributes in heads)
+    plots = [attributes for _, attributes in nasty[kind].found if attributes.get("class") == "plot"]
+    assert all(attributes["role"] and attributes["aria-label"] for attributes in plots)

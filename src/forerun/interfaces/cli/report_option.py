@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from forerun.common.errors import ForerunError
-from forerun.interfaces.report.page import needs_plotly
 
 NAME = "--report"
 _PLACES = (NAME, "--out", "--pictures", "--launch", "--launch-out")
@@ -24,7 +23,6 @@ Report = Annotated[
 def check_report(path: Path | None) -> None:
     """Raise ForerunError for a page that could not be written after all the work."""
     if path is not None:
-        needs_plotly()
         check_output(path)
 
 

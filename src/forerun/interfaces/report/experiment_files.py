@@ -27,7 +27,7 @@ from forerun.common.files import TEMPORARY, make_folder
 from forerun.interfaces.report.documents_of_runs import bottlenecks_of, run_document
 from forerun.interfaces.report.documents_of_studies import comparison_document, scaling_document, straggler_document
 from forerun.interfaces.report.drawing import drawing_is_possible
-from forerun.interfaces.report.page import Document, page, pages_are_possible
+from forerun.interfaces.report.page import Document, page
 from forerun.interfaces.report.perfetto import write_run_trace
 from forerun.interfaces.report.pictures_of_results import Pictures, run_pictures, study_pictures
 from forerun.interfaces.report.written import to_json, write_rows
@@ -60,7 +60,7 @@ def export(
 
     `{name}_config.yaml`, `{name}_results.json`, a CSV table, pictures and report.html; of a run with `answers` also
     `{name}_bottlenecks.json`, with `history` every event of its first iterations as CSV and as a Perfetto trace.
-    Without matplotlib there are no pictures and without plotly there is no page; `notes` say so.
+    Without matplotlib there are no pictures; `notes` say so.
 
     Args:
         command: what repeats the study, for the page.
@@ -145,16 +145,13 @@ def answers_record(answers: Answers) -> dict[str, Any]:
 
 
 def _shown(stage: Path, result: Result, answers: Answers | None, command: str) -> Iterator[str]:
-    """Write pictures and the page, and yield a line about each that is impossible."""
+    """Write pictures and the page, and yield a line where pictures are impossible."""
     if drawing_is_possible():
         for name, draw in _pictures(result, answers).items():
             (stage / f"{name}.png").write_bytes(draw())
     else:
         yield "no pictures: they need matplotlib; pip install 'forerun[plot]'"
-    if pages_are_possible():
-        (stage / PAGE).write_bytes(page(document_of(result, answers, command)))
-    else:
-        yield f"no {PAGE}: it needs plotly; pip install 'forerun[plot]'"
+    (stage / PAGE).write_bytes(page(document_of(result, answers, command)))
 
 
 def _pictures(result: Result, answers: Answers | None) -> Pictures:

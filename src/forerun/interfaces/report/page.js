@@ -1,10 +1,9 @@
 "use strict";
-// Draws the figures of the page, and says on the body how many are drawn (data-plots) and what went wrong (data-error).
+// Draws the figures of the page, lets tables be sorted, and says on the body how many figures are drawn (data-plots) and
+// what went wrong (data-error).
 (function () {
-  var NARROW_PX = 560, PRINT_PX = 680;
-  var figures = JSON.parse(document.getElementById("figures").textContent);
-  var zooming = ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"];
-  var drawn = 0;
+  var PRINT_PX = 680, SIZES = { "s": 1, "ms": 1e-3, "us": 1e-6, "min": 60, "h": 3600, "d": 86400, "days": 86400 };
+  var figures = JSON.parse(document.getElementById("figures").textContent), charts = [];
 
   window.addEventListener("error", function (event) { failed(event.message); });
   window.addEventListener("unhandledrejection", function (event) { failed(String(event.reason)); });
@@ -16,58 +15,54 @@
     document.body.setAttribute("data-error", (document.body.getAttribute("data-error") || "") + message + "; ");
   }
 
-  function element(number) { return document.getElementById("plot-" + number); }
-
-  // A narrow page gives a plot less margin, and the legend more height.
-  function layoutFor(number, width) {
-    var box = element(number), layout = JSON.parse(JSON.stringify(figures[number].layout));
-    var narrow = width < NARROW_PX;
-    if (box.basePx === undefined) { box.basePx = parseFloat(box.style.height); }
-    layout.width = width;
-    layout.height = box.basePx + (narrow && layout.showlegend !== false ? 24 * Math.ceil(figures[number].data.length / 2) : 0);
-    if (narrow) {
-      layout.font = Object.assign({}, layout.font, { size: 11 });
-      layout.margin = Object.assign({}, layout.margin, { l: 8, r: 8 });
-      if (layout.title) { layout.title = { text: "" }; }
-    }
-    box.style.height = layout.height + "px";
-    return layout;
-  }
-
-  // plotly's own buttons would offer to send the figure to a server.
-  function configFor(layout) {
-    var fixed = layout.xaxis.fixedrange && layout.yaxis.fixedrange;
-    return {
-      displaylogo: false,
-      displayModeBar: layout.width >= NARROW_PX,
-      showSendToCloud: false,
-      plotlyServerURL: "",
-      modeBarButtons: fixed ? [["toImage"]] : [["toImage"], zooming]
-    };
-  }
-
-  function draw(number, width) {
-    var layout = layoutFor(number, width);
-    return Plotly.react(element(number), figures[number].data, layout, configFor(layout));
-  }
-
-  function drawAll(width) {
-    figures.forEach(function (_, number) { draw(number, width || element(number).clientWidth); });
-  }
+  function drawAll(width) { charts.forEach(function (chart) { chart.redraw(width); }); }
 
   var waiting = null;
   window.addEventListener("resize", function () {
     clearTimeout(waiting);
-    waiting = setTimeout(drawAll, 150);
+    waiting = setTimeout(function () { drawAll(); }, 150);
   });
   window.addEventListener("beforeprint", function () { drawAll(PRINT_PX); });
   window.addEventListener("afterprint", function () { drawAll(); });
 
-  figures.forEach(function (_, number) {
-    draw(number, element(number).clientWidth).then(function () {
-      drawn += 1;
-      document.body.setAttribute("data-plots", drawn + " of " + figures.length);
-    }, function (error) { failed(String(error)); });
+  // What a cell sorts by: its number, in the unit of all such cells, or its text.
+  function keyOf(cell) {
+    var text = cell.textContent.trim(), match = /^[$x+≥ ]*(-?[\d,]*\.?\d+) ?([a-z]+)?/i.exec(text);
+    return match ? parseFloat(match[1].replace(/,/g, "")) * (SIZES[match[2]] || 1) : text;
+  }
+
+  function order(a, b) {
+    if (typeof a === "number" && typeof b === "number") { return a - b; }
+    return typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1;
+  }
+
+  function sortable(table) {
+    var heads = [].slice.call(table.querySelectorAll("thead th")), body = table.tBodies[0];
+    if (body.rows.length < 3) { return; }
+    heads.forEach(function (head, column) {
+      if (!head.textContent) { return; }
+      var button = document.createElement("button");
+      button.type = "button";
+      button.className = "sort";
+      button.textContent = head.textContent;
+      head.textContent = "";
+      head.appendChild(button);
+      button.addEventListener("click", function () {
+        var up = head.getAttribute("aria-sort") !== "ascending";
+        var rows = [].slice.call(body.rows).map(function (row) { return [keyOf(row.cells[column]), row]; });
+        rows.sort(function (a, b) { return up ? order(a[0], b[0]) : order(b[0], a[0]); });
+        rows.forEach(function (row) { body.appendChild(row[1]); });
+        heads.forEach(function (each) { each.removeAttribute("aria-sort"); });
+        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+      });
+    });
+  }
+
+  [].forEach.call(document.querySelectorAll(".table table"), sortable);
+  figures.forEach(function (figure, number) {
+    try {
+      charts.push(Chart.live(document.getElementById("plot-" + number), figure, figure.height));
+    } catch (error) { failed(String(error)); }
   });
-  if (!figures.length) { document.body.setAttribute("data-plots", "0 of 0"); }
+  document.body.setAttribute("data-plots", charts.length + " of " + figures.length);
 })();

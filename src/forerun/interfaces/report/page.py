@@ -1,8 +1,8 @@
 """A page: one HTML file that holds everything it shows, opens offline and asks nobody for anything.
 
-Pages are lists of typed parts. All text is escaped here; plots are plotly figures as plain data, drawn by plotly.js,
-which is inside the page. A policy in the page (Content-Security-Policy) forbids every request, and every script but the
-two that are in it, which it knows by their hashes. The same parts give the same bytes.
+Pages are lists of typed parts. All text is escaped here. Plots are figures as plain data in the schema of plotly.js,
+drawn by chart.js, which is inside the page. A policy in the page (Content-Security-Policy) forbids every request, and
+every script but the two that are in it, which it knows by their hashes. The same parts give the same bytes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
 from forerun.common.shipped import shipped_text
 from forerun.interfaces.report.html_table import escaped as _text
@@ -71,7 +69,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plotly figure. `about` says in words what it shows, for those who can't see it."""
+    """A figure in the schema of plotly.js, of which chart.js draws what Forerun uses.
+
+    `about` says in words what it shows, for those who can't see it.
+    """
 
     data: list[dict[str, Any]]
     layout: dict[str, Any]
@@ -99,21 +100,10 @@ class Document:
     parts: tuple[Part, ...]
 
 
-def pages_are_possible() -> bool:
-    """Returns whether plotly is installed."""
-    return find_spec("plotly") is not None
-
-
-def needs_plotly() -> None:
-    """Raise ForerunError where plotly is not installed."""
-    if not pages_are_possible():
-        raise ForerunError("a report page needs plotly: pip install 'forerun[plot]'")
-
-
 def write_page(path: str | Path, document: Document) -> None:
     """Write a page. The file appears whole or not at all.
 
-    Raises ForerunError if plotly is not installed, or the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     content = page(document)
     with whole_file(path) as file:
@@ -121,10 +111,12 @@ def write_page(path: str | Path, document: Document) -> None:
 
 
 def page(document: Document) -> bytes:
-    """Returns the page as UTF-8. Raises ForerunError where plotly is not installed."""
+    """Returns the page as UTF-8."""
     title, parts = document.title, document.parts
-    scripts = (_plotly(), _shipped("page.js"))
-    figures = [{"data": part.data, "layout": part.layout} for part in parts if isinstance(part, Plot)]
+    scripts = (_shipped("chart.js"), _shipped("page.js"))
+    figures = [
+        {"data": part.data, "layout": part.layout, "height": part.height_px} for part in parts if isinstance(part, Plot)
+    ]
     out = [
         "<!DOCTYPE html>",
         '<html lang="en">',
@@ -157,7 +149,7 @@ def page(document: Document) -> bytes:
 
 
 def plot_text(text: str) -> str:
-    """Escape text of a user for a plot, because plotly interprets some HTML in names."""
+    """Escape text of a user for a plot, because a plot interprets some HTML in names."""
     return html.escape(text, quote=False)
 
 
@@ -169,28 +161,9 @@ def _policy(scripts: Sequence[str]) -> str:
     return f"{own}; base-uri 'none'; form-action 'none'"
 
 
-@lru_cache(maxsize=1)
-def _plotly() -> str:
-    """plotly.js as the plotly package ships it."""
-    needs_plotly()
-    import plotly.offline
-
-    script: str = plotly.offline.get_plotlyjs()
-    return _for_a_script(script.replace("\r\n", "\n"))
-
-
 @lru_cache(maxsize=4)
 def _shipped(name: str) -> str:
-    text = shipped_text("forerun.interfaces.report", name)
-    return _for_a_script(text)
-
-
-def _for_a_script(text: str) -> str:
-    """Return `text` if a script or style element may contain it, else raise ForerunError."""
-    for end in ("</script", "</style", "<!--"):
-        if end in text.lower():
-            raise ForerunError(f"plotly.js of this version contains {end}, which breaks a page; install another plotly")
-    return text
+    return shipped_text("forerun.interfaces.report", name)
 
 
 def _data(figures: list[dict[str, Any]]) -> str:
@@ -222,8 +195,8 @@ def _sections(parts: Sequence[Part]) -> list[str]:
 
 
 def _plot(part: Plot, number: int) -> str:
-    style = f"height:{part.height_px}px"
-    return f'<div class="plot" id="plot-{number}" role="img" aria-label="{_text(part.about)}" style="{style}"></div>'
+    style = f"min-height:{part.height_px}px"
+    return f'<div class="plot" id="plot-{number}" role="figure" aria-label="{_text(part.about)}" style="{style}"></div>'
 
 
 def _plain(part: Text | Listing | Figures | Table | Code) -> list[str]:

@@ -171,12 +171,13 @@ def plans_plot(result: SearchResult) -> Plot:
         if rows
     ]
     data += [] if result.front is None else [_front(result.front, size)]
-    times = [each.step_time_s / size for each in shown] or [1.0]
+    drawn = [*shown, *([] if result.front is None else result.front.places)]
+    times = [each.step_time_s / size for each in drawn] or [1.0]
     limit = result.memory_limit_gib
     y = _closely(f"time of a step, {unit}", times)
     low, high = (10**end for end in y["range"]) if y.get("type") == "log" else y["range"]
     data.append(line(f"limit of memory, {limit:.1f} GiB", [limit] * 2, rounded([low, high]), BLACK, "dash"))
-    x = _closely("peak of reserved memory, GiB", [limit, *(each.peak_reserved_gib for each in shown)], log=False)
+    x = _closely("peak of reserved memory, GiB", [limit, *(each.peak_reserved_gib for each in drawn)], log=False)
     about = f"Time and memory of {len(shown)} plans that were simulated"
     return Plot(data, layout(x, y, hovermode="closest"), about, 460)
 

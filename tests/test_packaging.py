@@ -1,0 +1,60 @@
+"""The version stands in one place, and recipes say what pyproject.toml says."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import jinja2
+import pytest
+import yaml
+
+import forerun
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    tomllib = None
+
+ROOT = Path(__file__).parent.parent
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+pytestmark = pytest.mark.skipif(tomllib is None, reason="tomllib came with Python 3.11")
+
+
+@pytest.fixture(scope="module")
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_the_version_is_that_of_pyproject(project):
+    assert forerun.__version__ == project["project"]["version"] == metadata.version("forerun")
+    written = re.escape(project["project"]["version"])
+    places = [*(ROOT / "src").rglob("*.py"), ROOT / "setup.py", *(ROOT / "packaging").rglob("*.*")]
+    for path in places:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(rf"version[^\n]{{0,12}}[\"']{written}[\"']", text), path
+
+
+def test_the_changelog_has_the_version(project):
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {project['project']['version']}\n" in text
+    assert "\n## Unreleased\n" in text
+
+
+def test_the_conda_recipe_takes_all_from_pyproject(project):
+    text = (ROOT / "packaging" / "conda" / "meta.yaml").read_text(encoding="utf-8")
+    rendered = jinja2.Template(text).render(load_file_data=lambda path, from_recipe_dir: project, PYTHON="python")
+    recipe = yaml.safe_load(rendered)
+    assert recipe["package"]["version"] == project["project"]["version"]
+    assert recipe["requirements"]["run"][1:] == [each.lower() for each in project["project"]["dependencies"]]
+    assert recipe["build"]["entry_points"] == [f"forerun = {project['project']['scripts']['forerun']}"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda path: path.stem
+)
+def test_a_template_of_issues_has_what_its_form_needs(path):
+    form = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= set(form)
+    ids = [each["id"] for each in form["body"]]
+    assert len(set(ids)) == len(ids)
+    assert all(each["attributes"]["label"] for each in form["body"])
