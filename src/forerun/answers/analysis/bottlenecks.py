@@ -140,7 +140,7 @@ def exposed_by_collective(simulation: Simulation, rank_class: int) -> list[Contr
     alone = end[others] - start[others] - hidden
     sums: dict[str, int] = {}
     for row, time_ps in zip(op[others].tolist(), alone.tolist(), strict=True):
-        name = _name(simulation, row)
+        name = op_name(simulation, row)
         sums[name] = sums.get(name, 0) + time_ps
     step_s = simulation.prediction.step_time_s
     found = [Contributor(name, ps / PS_PER_S, ps / PS_PER_S / step_s) for name, ps in sums.items() if ps > 0]
@@ -158,7 +158,7 @@ def _before(time_ps: I64, edges: I64, whole: I64) -> I64:
     return time
 
 
-def _name(simulation: Simulation, row: int) -> str:
+def op_name(simulation: Simulation, row: int) -> str:
     """Names an op that is no kernel by what it does and the ranks that take part."""
     ops = simulation.program.ops
     if not ops.is_communication[row]:

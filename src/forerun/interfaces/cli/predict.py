@@ -12,6 +12,7 @@ import typer
 
 from forerun.answers.analysis.allocation import Allocation, allocation
 from forerun.answers.analysis.around_step import around_plan
+from forerun.answers.analysis.communication import collective_times
 from forerun.answers.analysis.predict_program import read_program
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
@@ -165,7 +166,8 @@ def predict(
         simulation = around_plan(simulate_setup(setup), setup, around, loop.where())
         gains = partial(sensitivities, setup, simulation)
     if shown.report is not None:
-        write_page(shown.report, prediction_document(simulation, gains(), typed(context)))
+        talk = () if under.topology(where) is not None else collective_times(simulation, where)
+        write_page(shown.report, prediction_document(simulation, gains(), typed(context), talk))
     _write(simulation, shown)
     found = None
     if settings is not None:

@@ -10,6 +10,7 @@ from forerun.answers.analysis.critical_path import critical_path
 from forerun.interfaces.report.page import Document, Part
 from forerun.interfaces.report.page_sections import (
     bottleneck_sections,
+    communication_section,
     explain_section,
     figures,
     loop_section,
@@ -24,6 +25,7 @@ from forerun.interfaces.report.records import plan_record
 from forerun.interfaces.report.wording import plan_words
 
 if TYPE_CHECKING:
+    from forerun.answers.analysis.communication import CollectiveTime
     from forerun.answers.analysis.prediction import Prediction
     from forerun.answers.analysis.reading import Simulation
     from forerun.answers.analysis.what_if import WhatIf
@@ -34,8 +36,14 @@ _REASONS = 8
 """rules and near misses that the page of a search lists"""
 
 
-def prediction_document(simulation: Simulation, sensitivities: Sequence[WhatIf], command: str) -> Document:
-    """Returns the page of one prediction, of an unfolded `simulation`."""
+def prediction_document(
+    simulation: Simulation,
+    sensitivities: Sequence[WhatIf],
+    command: str,
+    communication: Sequence[CollectiveTime] = (),
+) -> Document:
+    """Returns the page of one prediction, of an unfolded `simulation`; `communication` are the parts of its
+    collectives, where they run on the links of a cluster."""
     prediction = simulation.prediction
     return Document(
         f"{prediction.model} on {prediction.n_gpus:,} x {prediction.cluster}",
@@ -45,6 +53,7 @@ def prediction_document(simulation: Simulation, sensitivities: Sequence[WhatIf],
             *warnings(prediction),
             *bottleneck_sections(bottlenecks(simulation)),
             *time_sections(simulation, critical_path(simulation)),
+            *communication_section(communication),
             *sensitivity_sections(sensitivities),
             *network_section(simulation.prediction),
             *loop_section(prediction),

@@ -20,6 +20,7 @@ from forerun.interfaces.report.style import MEMORY_LOOKS, WORK_LOOKS
 
 if TYPE_CHECKING:
     from forerun.answers.analysis.bottlenecks import Bottlenecks, Usage
+    from forerun.answers.analysis.communication import CollectiveTime
     from forerun.answers.analysis.critical_path import CriticalPath
     from forerun.answers.analysis.prediction import Prediction
     from forerun.answers.analysis.reading import Simulation
@@ -119,6 +120,31 @@ def time_sections(simulation: Simulation, path: CriticalPath) -> list[Part]:
             numeric=frozenset({2, 3, 4}),
         ),
     ]
+
+
+def communication_section(rows: Sequence[CollectiveTime]) -> list[Part]:
+    """Says what the time of each collective is made of."""
+    if not rows:
+        return []
+    columns = ("collective", "count", "in all", "wire", "latency", "protocol", "sharing", "waiting", "NCCL's way")
+    cells = tuple(
+        (
+            each.name,
+            f"{each.count:,}",
+            *(
+                seconds(max(0.0, part))
+                for part in (each.total_s, each.wire_s, each.latency_s, each.protocol_s, each.sharing_s, each.waiting_s)
+            ),
+            each.way,
+        )
+        for each in rows
+    )
+    about = (
+        "From when a collective could start on this rank to its end, whether kernels hide it or not. The parts add up."
+        " Wire is the bytes at the full rate of the link that limits it, latency is what no bytes would take, protocol"
+        " is what NCCL needs beyond both, sharing is what work beside it costs, and waiting is for later ranks."
+    )
+    return [Heading("Communication"), Text(about, "note"), Table(columns, cells, numeric=frozenset(range(1, 8)))]
 
 
 def network_section(prediction: Prediction) -> list[Part]:

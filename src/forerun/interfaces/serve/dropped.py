@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from forerun.answers.analysis.communication import collective_times
 from forerun.answers.analysis.predict_program import predict_program, read_program
 from forerun.answers.analysis.what_if import sensitivities_of_program
 from forerun.answers.experiment.answers import answers_of
@@ -170,7 +171,8 @@ def _program(path: Path, cluster: str) -> Document:
     program, where = read_program(path), load_cluster(cluster)
     simulation = predict_program(program, where, whole_timeline=True, loop=Origin.of(program).loop)
     gains = sensitivities_of_program(program, where, simulation)
-    return prediction_document(simulation, gains, f"forerun predict --program {path.name} --cluster {cluster}")
+    command = f"forerun predict --program {path.name} --cluster {cluster}"
+    return prediction_document(simulation, gains, command, collective_times(simulation, where))
 
 
 def _profile(paths: Sequence[Path]) -> Document:

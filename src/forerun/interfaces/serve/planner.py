@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forerun.answers.analysis.communication import collective_times
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
@@ -146,7 +147,8 @@ class Planner:
         setup = Setup(made.model, plan, made.where, replays=True)
         simulation = simulate_setup(setup)
         command = command_line(plan, made.question.model, made.question.cluster)
-        return document_record(prediction_document(simulation, sensitivities(setup, simulation), command))
+        gains, talk = sensitivities(setup, simulation), collective_times(simulation, made.where)
+        return document_record(prediction_document(simulation, gains, command, talk))
 
     def neighbours(self, about: AboutPlan) -> list[dict[str, Any]]:
         """Returns the plans that differ in one choice, and what becomes longer in each."""

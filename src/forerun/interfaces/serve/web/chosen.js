@@ -50,7 +50,7 @@ export async function showPlan(state, place, tools) {
 function openTimeline(box) {
   for (const each of box.querySelectorAll("details")) {
     const title = each.querySelector("summary");
-    if (title && ["Where the time goes", "Timeline of a step", "Memory"].includes(title.textContent || "")) each.open = true;
+    if (title && ["Where the time goes", "Communication", "Timeline of a step", "Memory"].includes(title.textContent || "")) each.open = true;
   }
 }
 
