@@ -7,6 +7,8 @@ import runpy
 import shlex
 import shutil
 import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.main import COMMANDS, run
 from forerun.interfaces.report import doctor
 from forerun.interfaces.starts import GOALS
+from forerun.sources.trace.inside.torch_versions import supported
 
 MAN = runpy.run_path(str(Path(__file__).parents[3] / "docs" / "write_man.py"))
 
@@ -124,11 +127,16 @@ def test_doctor_says_what_is_missing_and_how_to_install_it(capsys, monkeypatch):
 
 
 def test_doctor_knows_which_torch_is_supported():
-    assert doctor.supports("2.13.0+cpu")
-    assert doctor.supports("2.10.1")
-    assert not doctor.supports("2.9.1")
-    assert not doctor.supports("2.16.0")
-    assert not doctor.supports("nightly")
+    real = metadata.requires("forerun")
+    (first, second), (third, fourth) = supported.FIRST, supported.LAST
+    assert doctor.supports(f"{first}.{second}.0", real)
+    assert doctor.supports(f"{third}.{fourth}.1+cpu", real)
+    assert not doctor.supports(f"{first}.{second - 1}.1", real)
+    assert not doctor.supports(f"{third}.{fourth + 1}.0", real)
+    assert not doctor.supports("nightly", real)
+
+
+def test_doctor_finds_the_packages_of_extras():
     assert doctor.needed_by_extras(["numpy>=1", 'plotly>=5; extra == "plot"', "a[b]>=1 ; extra == 'x'"]) == {
         "plot": ["plotly"],
         "x": ["a"],
@@ -188,3 +196,11 @@ def test_an_unknown_key_names_the_nearest_one_and_the_page(text, command, says, 
     assert run([command, str(path)]) == 2
     error = capsys.readouterr().err
     assert all(words in error for words in says), error
+
+
+def test_doctor_runs_where_only_the_requirements_are_installed():
+    absent = ("torch", "pandas", "matplotlib", "scipy", "pyarrow")
+    text = "import sys; sys.modules.update(dict.fromkeys(%r)); from forerun.interfaces.cli.main import run; run(['doctor'])"
+    done = subprocess.run([sys.executable, "-c", text % (absent,)], capture_output=True, text=True, check=True)
+    assert "error" not in done.stderr
+    assert "compiled functions" in done.stdout

@@ -20,7 +20,6 @@ from forerun.common.units import GIB
 from forerun.common.version import __version__
 from forerun.describe.model.hub import hub_folder
 from forerun.interfaces.report.console import make_table, print_title
-from forerun.sources.trace.inside.torch_versions.supported import FIRST, LAST
 
 _NEEDED = re.compile(r"^([A-Za-z0-9_.-]+)[^;]*; *extra *== *[\"']([\w-]+)[\"']")
 _FOR = {
@@ -31,6 +30,7 @@ _FOR = {
     "ray": "searches on Ray",
 }
 """extras that users need, and what for"""
+_INSTALLS_TORCH = "pip install 'forerun[trace]'"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def examine() -> list[Finding]:
     """Returns what a user should know of this installation, in the order of reading."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     known = [Finding("forerun", __version__), Finding("python", python)]
-    return [*known, _compiled(), *_extras(metadata.requires("forerun") or ()), _torch(), *_folders()]
+    requirements = metadata.requires("forerun") or []
+    return [*known, _compiled(), *_extras(requirements), _torch(requirements), *_folders()]
 
 
 def doctor_record(findings: Iterable[Finding]) -> dict[str, Any]:
@@ -79,10 +80,18 @@ def needed_by_extras(requirements: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def supports(release: str) -> bool:
-    """Returns whether a release of torch can trace: 2.13.0+cpu."""
+def supports(release: str, requirements: Iterable[str]) -> bool:
+    """Returns whether a release of torch (2.13.0+cpu) is one that the extra `trace` allows."""
+    first, end = _torch_range(requirements)
     parts = re.match(r"(\d+)\.(\d+)", release)
-    return parts is not None and FIRST <= (int(parts[1]), int(parts[2])) <= LAST
+    return parts is not None and first <= (int(parts[1]), int(parts[2])) < end
+
+
+def _torch_range(requirements: Iterable[str]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Returns the first release of torch that is supported, and the first after it that is not."""
+    (line,) = [each for each in requirements if re.match(r"torch\b[^;]*;[^;]*\btrace\b", each)]
+    ends = {sign: (int(major), int(minor)) for sign, major, minor in re.findall(r"(>=|<)(\d+)\.(\d+)", line)}
+    return ends[">="], ends["<"]
 
 
 def _compiled() -> Finding:
@@ -105,14 +114,14 @@ def _extra(name: str, packages: list[str]) -> Finding:
     return Finding(f"extra {name}", f"{_FOR[name]}: " + ", ".join(f"{p} {v}" for p, v in versions.items()))
 
 
-def _torch() -> Finding:
-    first, last = (".".join(map(str, each)) for each in (FIRST, LAST))
+def _torch(requirements: Iterable[str]) -> Finding:
+    first, end = (".".join(map(str, each)) for each in _torch_range(requirements))
     release = _version("torch")
     if release is None:
-        return Finding("tracing", f"no torch; {first} to {last} are supported", False, "pip install 'forerun[trace]'")
-    good = supports(release)
-    words = f"torch {release} is {'' if good else 'not '}supported ({first} to {last})"
-    return Finding("tracing", words, good, "" if good else f"pip install 'torch>={first},<={last}.*'")
+        return Finding("tracing", f"no torch; from {first} to before {end} is supported", False, _INSTALLS_TORCH)
+    good = supports(release, requirements)
+    words = f"torch {release} is {'' if good else 'not '}supported (from {first} to before {end})"
+    return Finding("tracing", words, good, "" if good else _INSTALLS_TORCH)
 
 
 def _version(package: str) -> str | None:
