@@ -200,7 +200,8 @@ def test_an_unknown_key_names_the_nearest_one_and_the_page(text, command, says, 
 
 def test_doctor_runs_where_only_the_requirements_are_installed():
     absent = ("torch", "pandas", "matplotlib", "scipy", "pyarrow")
-    text = "import sys; sys.modules.update(dict.fromkeys(%r)); from forerun.interfaces.cli.main import run; run(['doctor'])"
-    done = subprocess.run([sys.executable, "-c", text % (absent,)], capture_output=True, text=True, check=True)
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({absent!r}))"
+    text = f"{hidden}; from forerun.interfaces.cli.main import run; run(['doctor'])"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert "error" not in done.stderr
     assert "compiled functions" in done.stdout
