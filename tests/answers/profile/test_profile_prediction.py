@@ -1,6 +1,9 @@
 """A profiled step predicted: as it was on its own GPUs, scaled by the models on others."""
 
+import json
+
 import pytest
+from command_here import run_here
 from profile_files import host, kernel, launch, write_profile
 
 from forerun.answers.analysis.predict_program import predict_program
@@ -8,6 +11,7 @@ from forerun.answers.analysis.what_if import sensitivities_of_program
 from forerun.answers.profile.imported import import_step
 from forerun.common.errors import ForerunError
 from forerun.core.program.origin import Origin
+from forerun.core.program.storage import save
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.sources.profile.read import read_profiles
 
@@ -107,3 +111,17 @@ def test_wrong_recorded_times_are_refused(program, recorded):
     program.meta["recorded"] = recorded
     with pytest.raises(ForerunError, match="meta 'recorded'"):
         Origin.of(program)
+
+
+def test_a_profile_without_memory_does_not_say_that_it_fits(tmp_path):
+    events = [launch(10, 5, 1), kernel("a", 30, 100, 1)]
+    path = write_profile(tmp_path / "a.json", events, deviceProperties=A100)
+    save(import_step(read_profiles([path])).program, tmp_path / "step.program")
+    arguments = ("predict", "--program", tmp_path / "step.program", "--cluster", "a100-sxm-40gb")
+    shown = run_here(None, *arguments).stdout
+    assert "not recorded, so whether it fits is not known" in shown
+    assert "nvidia-smi" not in shown
+    assert json.loads(run_here(None, *arguments, "--json").stdout)["memory_recorded"] is False
+    refused = run_here(None, *arguments, "--must-fit")
+    assert refused.returncode == 2
+    assert "does not record memory" in refused.stderr

@@ -84,6 +84,8 @@ class Prediction(Shown):
     same links"""
     mfu_peak: str = ""
     """the peak that MFU and HFU divide by, in words: bf16, 989 TFLOP/s"""
+    memory_recorded: bool = True
+    """False for a profiled step whose profile has no memory: its figures of memory then say nothing"""
     utilization: float = 0.0
     """share of the step that the FLOPs which kernels execute take at the peaks of their own dtypes, mean over ranks:
     products, attention without what a mask leaves out, recurrences; at most 1"""

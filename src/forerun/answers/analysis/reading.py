@@ -35,7 +35,7 @@ from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.causes import Cause
 from forerun.core.program.counts import op_counts
 from forerun.core.program.model_flops import counted_flops
-from forerun.core.program.origin import Origin
+from forerun.core.program.origin import PROFILE, Origin
 from forerun.core.program.types import F64, FlatProgram, Phase, Program
 from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster, Device
@@ -304,10 +304,16 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
         if subject.samples_per_step is None
         else subject.samples_per_step / subject.n_gpus / step_s,
         shared_links_s=shared_s,
+        memory_recorded=_memory_recorded(program),
         mfu_peak=f"{ran.peak_dtype}, {peak / TERA:,.0f} TFLOP/s",
         utilization=utilization(program, ran.devices or (cluster.device,), step_s),
     )
     return checked(made, ran.missing is not None)
+
+
+def _memory_recorded(program: Program) -> bool:
+    """Returns whether the memory of a program is known: a profile need not record it."""
+    return Origin.of(program).source != PROFILE or any(cls.resident_bytes.any() for cls in program.rank_classes)
 
 
 def _missing(program: Program, costs: StepCosts) -> tuple[str, ...]:

@@ -173,6 +173,8 @@ def predict(
     if settings is not None:
         found = allocation(simulation.program, under.cluster(cluster), simulation.subject.stack, settings)
     _show(simulation, found, shown)
+    if shown.must_fit and not simulation.prediction.memory_recorded:
+        raise ForerunError(f"--must-fit: {program}: the profile does not record memory (profile_memory=True does)")
     if shown.must_fit and not simulation.prediction.fits:
         raise typer.Exit(NOTHING_FITS)
 

@@ -14,7 +14,7 @@ from forerun.answers.profile.breakdown import NAMED_KERNELS
 from forerun.answers.profile.facts import facts_of
 from forerun.answers.profile.imported import import_step
 from forerun.core.program.storage import save
-from forerun.interfaces.cli.profile_compare import compare_command
+from forerun.interfaces.cli.profile_compare import compare_command, memory_command
 from forerun.interfaces.report.profile_tables import (
     analysis_record,
     facts_record,
@@ -96,6 +96,7 @@ def import_(
 
 
 profile.command("compare")(compare_command)
+profile.command("memory")(memory_command)
 
 
 def _console() -> Console:

@@ -1,4 +1,4 @@
-"""`forerun profile compare`: a profiled step beside its prediction."""
+"""`forerun profile compare` and `memory`: a profiled step, and its memory, beside a prediction."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ from forerun.interfaces.report.comparison import (
     write_corrections,
 )
 from forerun.interfaces.report.figures import seconds
+from forerun.interfaces.report.memory_snapshot import print_snapshot, snapshot_record
 from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.written import to_json
+from forerun.sources.profile.memory_snapshot import read_memory_snapshot
 from forerun.sources.profile.read import read_profiles
 
 _WIDTH = 170
@@ -166,13 +168,45 @@ def compare_command(
         out.print(f"With the files written, the prediction is {seconds(again)} ({again / found.measured_s - 1:+.2%}).")
 
 
+@with_plan_options(several=False)
+def memory_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A memory snapshot of PyTorch (pickle).")],
+    fields: dict[str, str | bool],
+    other: ComparedWith,
+    under: Conditions,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan-file", "--plan", help="YAML file of plan fields; options override it.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Places and tensors to print.")] = 15,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a memory snapshot holds at its peak, beside a prediction if a model or a program is given."""
+    if other.model is not None and other.program is not None:
+        raise ForerunError("profile memory: give --model with a plan, or a saved program with --program, not both")
+    given = other.model is not None or other.program is not None
+    if given and other.cluster is None:
+        raise ForerunError("profile memory: name the cluster of the prediction with --cluster")
+    if not given:
+        refuse({**fields, "plan_file": plan_file, "cluster": other.cluster}, "only with --model or --program")
+    found = read_memory_snapshot(file)
+    prediction = None
+    if other.cluster is not None:
+        predictor = _predictor(other, under, under.cluster(other.cluster), fields, plan_file, None)
+        prediction = predictor(KernelRates(), under.measured()).prediction
+    if as_json:
+        print(to_json(snapshot_record(found, prediction, top)))
+    else:
+        out = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False)
+        print_snapshot(out, found, prediction, top)
+
+
 def _predictor(
     other: ComparedWith,
     under: Conditions,
     where: Cluster,
     fields: dict[str, str | bool],
     plan_file: Path | None,
-    ranks: int,
+    ranks: int | None,
 ) -> _Predictor:
     if other.program is not None:
         stack = str(fields.pop("stack", ""))

@@ -46,5 +46,7 @@ def reserved(prediction: Prediction) -> str:
 
 def fits(prediction: Prediction) -> str:
     """Returns whether the run fits in memory, and whether that is certain."""
+    if not prediction.memory_recorded:
+        return "not recorded, so whether it fits is not known"
     answer = "fits" if prediction.fits else "does not fit"
     return f"{answer}, but within the error of the estimate" if prediction.fit_in_doubt else answer

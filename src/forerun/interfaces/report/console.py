@@ -189,7 +189,8 @@ def print_figures(out: Console, prediction: Prediction) -> None:
     out.print()
     _print_breakdown(out, prediction)
     out.print()
-    _print_memory(out, prediction)
+    if prediction.memory_recorded:
+        _print_memory(out, prediction)
     _print_network(out, prediction)
 
 
@@ -210,9 +211,12 @@ def _figures(prediction: Prediction) -> Table:
         (
             "peak memory",
             f"{prediction.peak_allocated_gib:.1f} GiB allocated, {bands.reserved(prediction)}"
-            f" of {limit:.1f}: {bands.fits(prediction)}",
+            f" of {limit:.1f}: {bands.fits(prediction)}"
+            if prediction.memory_recorded
+            else bands.fits(prediction),
         ),
-        ("nvidia-smi shows", f"{prediction.device_gib:.1f} GiB, with CUDA's context and NCCL's buffers"),
+        *[("nvidia-smi shows", f"{prediction.device_gib:.1f} GiB, with CUDA's context and NCCL's buffers")]
+        * prediction.memory_recorded,
         ("exposed comm", f"{seconds(prediction.exposed_comm_s)} ({percent(prediction.exposed_comm_s / step)})"),
         ("bubble", f"{seconds(prediction.bubble_s)} ({percent(prediction.bubble_s / step)})"),
         ("bottleneck", prediction.bottleneck.replace("_", " ")),
