@@ -96,7 +96,7 @@ function plotted(box, chart) {
     legend: { show: false },
     cursor: { drag: { x: true, y: true, uni: 20 }, points: { show: false }, dataIdx: () => null },
     series: [null, ...chart.series.map((each) => ({ facets: facets(), paths: painter(each) }))],
-    axes: [axis(chart.x, ink, grid, false), axis(chart.y, ink, grid, true)],
+    axes: [axis(chart.x, ink, grid, false, 200), axis(chart.y, ink, grid, true, Math.min(176, 0.4 * box.clientWidth))],
   };
   const data = [null, ...chart.series.map((each) => [each.x, each.y])];
   const plot = new (/** @type {any} */ (window).uPlot)(options, data, box);
@@ -158,8 +158,9 @@ export function spread(one, series, way) {
  * @param {string} ink
  * @param {string} grid
  * @param {boolean} isY
+ * @param {number} room_px for names
  */
-function axis(one, ink, grid, isY) {
+function axis(one, ink, grid, isY, room_px) {
   const names = one.names;
   return {
     label: one.label || undefined,
@@ -169,13 +170,13 @@ function axis(one, ink, grid, isY) {
     stroke: ink,
     grid: { stroke: grid, width: 1 },
     ticks: { stroke: grid, width: 1, size: 4 },
-    size: isY ? one.size || (names ? 150 : 58) : 38,
+    size: isY ? one.size || (names ? room_px : 58) : 38,
     side: isY ? 3 : 2,
     ...(one.ticks || names ? { splits: () => one.ticks || (names || []).map((_, i) => i) } : {}),
     values: (/** @type {any} */ _, /** @type {number[]} */ splits) =>
       splits.map((value) => {
         if (value === null) return "";
-        if (names) return short(names[Math.round(value)] || "");
+        if (names) return short(names[Math.round(value)] || "", Math.floor((room_px - 14) / 6.8));
         return value.toLocaleString("en", { maximumSignificantDigits: 4 });
       }),
     ...(one.log && !one.ticks
@@ -184,9 +185,12 @@ function axis(one, ink, grid, isY) {
   };
 }
 
-/** @param {string} name */
-function short(name) {
-  return name.length > 25 ? `${name.slice(0, 24)}…` : name;
+/**
+ * @param {string} name
+ * @param {number} most
+ */
+function short(name, most) {
+  return name.length > most ? `${name.slice(0, most - 1)}…` : name;
 }
 
 /** Ticks of a logarithmic axis: 1, 2 and 5 of each decade. */
