@@ -109,6 +109,8 @@ def test_the_answer_is_shown_and_the_browser_has_nothing_to_say(browser: Any, ad
             assert browser.execute_script(f"return {ink}(arguments[0])", canvas) > 1000
     assert [line for line in browser.get_log("browser") if line["level"] == "SEVERE"] == []
     assert "token" not in browser.current_url
+    browser.find_element(By.ID, "command").click()
+    until(browser, "document.querySelector('#search-command').textContent.startsWith('forerun plan gpt2-small')")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -50,7 +50,9 @@ export function makeAnswer(state) {
       make("button", { type: "submit", text: "Filter" })),
     make("small", { id: "filter-about", text: "A filter only chooses what is listed: the global batch and the numerics stay as they are." }),
     make("div", { id: "table" }),
-    make("div", { class: "row" }, make("button", { type: "button", id: "csv", text: "All plans as CSV" })),
+    make("div", { class: "row" }, make("button", { type: "button", id: "csv", text: "All plans as CSV" }),
+      make("button", { type: "button", id: "command", text: "The search as a command", onclick: () => showCommand(state) })),
+    make("pre", { id: "search-command", tabindex: 0, hidden: true, "aria-label": "command of the search" }),
     make("details", { id: "scaling-box" }, make("summary", { text: "Scaling and cost over the number of GPUs" }), make("div", { id: "scaling" })),
     make("details", {}, make("summary", { text: "Why the others were left out" }), make("div", { id: "left-out" })),
   );
@@ -60,6 +62,16 @@ export function makeAnswer(state) {
   });
   byId("state").addEventListener("change", () => filter(state));
   byId("scaling-box").addEventListener("toggle", () => byId("scaling-box").open && scale(state));
+}
+
+/** @param {State} state */
+async function showCommand(state) {
+  try {
+    byId("search-command").textContent = (await call("command", state.question)).command;
+    byId("search-command").hidden = false;
+  } catch (error) {
+    showError(error);
+  }
 }
 
 /** @param {State} state */

@@ -73,6 +73,7 @@ async function ask(asked, isNew) {
   byId("wanted").value = "";
   byId("state").value = "all";
   byId("scaling-box").open = false;
+  byId("search-command").hidden = true;
   const address = toAddress(asked, { row: state.row, pin: state.pin });
   if (isNew) history.pushState(null, "", address);
   else history.replaceState(null, "", address);
