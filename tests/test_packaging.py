@@ -28,7 +28,12 @@ def project():
 def test_the_version_is_that_of_pyproject(project):
     assert forerun.__version__ == project["project"]["version"] == metadata.version("forerun")
     written = re.escape(project["project"]["version"])
-    places = [*(ROOT / "src").rglob("*.py"), ROOT / "setup.py", *(ROOT / "packaging").rglob("*.*")]
+    places = [
+        *(ROOT / "src").rglob("*.py"),
+        ROOT / "setup.py",
+        *(ROOT / "packaging").rglob("*.py"),
+        *(ROOT / "packaging").rglob("*.yaml"),
+    ]
     for path in places:
         text = path.read_text(encoding="utf-8")
         assert not re.search(rf"version[^\n]{{0,12}}[\"']{written}[\"']", text), path

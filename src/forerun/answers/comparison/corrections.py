@@ -14,7 +14,7 @@ from forerun.answers.comparison.ran_step import HOST
 from forerun.common.units import PS_PER_S
 from forerun.core.cost.measured_files import KERNEL_COLUMNS, NETWORK_COLUMNS
 from forerun.core.cost.step_costs import gap_ps
-from forerun.core.program.kinds import Attention, Gemm, GemmRole, OpKind
+from forerun.core.program.kinds import Attention, Gemm, GemmRole
 from forerun.core.program.origin import Origin
 from forerun.core.program.types import Collective
 from forerun.describe.cluster.types import KernelRates
@@ -154,9 +154,10 @@ def _rates(found: Comparison) -> KernelRates:
 def _kernel_rows(found: Comparison, times: dict[int, float]) -> Iterator[Cells]:
     """Yields a row for each distinct kernel of the prediction; the format takes no grouped and no accumulating ones."""
     ops = found.simulation.program.ops
+    memory_bound, host_copy = ops.is_memory_bound, ops.is_host_copy
     points: dict[Cells, list[float]] = {}
     for row, time_s in sorted(times.items()):
-        kind, details = int(ops.kind[row]), ops.details_of(row)
+        details = ops.details_of(row)
         cells: dict[str, object] = {}
         each = 1
         if isinstance(details, Gemm) and details.kernels == 1 and not details.accumulate_bytes:
@@ -167,11 +168,11 @@ def _kernel_rows(found: Comparison, times: dict[int, float]) -> Iterator[Cells]:
             cells |= {"seq_q": details.seq_q, "seq_kv": details.seq_kv, "head_dim": details.head_dim}
             cells |= {"v_head_dim": details.v_head_dim, "kernel": ops.kernel[row]}
             cells |= {"causal": details.causal, "backward": details.backward}
-        elif kind == OpKind.MEMORY:
+        elif memory_bound[row]:
             each = max(1, int(ops.launches[row]))
             size = float(ops.bytes_read[row] + ops.bytes_written[row]) / each
             cells = {"kind": "memory", "op": ops.name[row], "bytes": size} if size else {}
-        elif kind == OpKind.HOST_COPY and ops.bytes_comm[row]:
+        elif host_copy[row] and ops.bytes_comm[row]:
             cells = {"kind": "host_copy", "bytes": float(ops.bytes_comm[row])}
         if cells:
             key = tuple(cells.get(column, "") for column in KERNEL_COLUMNS)

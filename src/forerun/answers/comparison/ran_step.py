@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from forerun.common.units import PS_PER_S, PS_PER_US
 from forerun.core.engine.simulate import Timeline
-from forerun.core.program.kinds import Attention, Gemm, OpKind
+from forerun.core.program.kinds import Attention, Gemm, Scan, Work
 from forerun.core.program.origin import PROFILE, Origin
 from forerun.core.program.types import F64, I64, Collective, FlatProgram, OpTable, Phase, Program, Stream
 from forerun.sources.profile.kernel_names import memory_work_of, work_of
@@ -194,24 +194,22 @@ def _star(found: re.Match[str]) -> str:
 def _part_and_work(program: Program, row: int) -> tuple[str, str]:
     """Returns the part that an op counts as, and its kind of work."""
     ops = program.ops
-    kind, name = int(ops.kind[row]), ops.name[row]
-    if kind == OpKind.GEMM:
-        return "product", "product"
-    if kind == OpKind.ATTENTION:
-        details = ops.details_of(row)
-        assert isinstance(details, Attention)
-        return ("attention_backward" if details.backward else "attention"), "attention"
-    if kind == OpKind.SCAN:
-        return "recurrence", "recurrence"
-    if kind == OpKind.P2P:
-        return WAITING, "transfer"
-    if kind == OpKind.COLLECTIVE:
-        size = program.groups[ops.group[row]].size
-        return f"{_COLLECTIVES[Collective(int(ops.collective[row]))]} over {size} ranks", "collective"
-    if kind == OpKind.HOST_COPY:
+    work, details, name = int(ops.work[row]), ops.details_of(row), ops.name[row]
+    if work == Work.COMMUNICATION:
+        collective = Collective(int(ops.collective[row]))
+        if collective == Collective.SEND_RECV:
+            return WAITING, "transfer"
+        return f"{_COLLECTIVES[collective]} over {program.groups[ops.group[row]].size} ranks", "collective"
+    if work == Work.COPY:
         return COPIES, "copy"
-    if kind == OpKind.DELAY:
+    if work == Work.DELAY:
         return HOST, "delay"
+    if isinstance(details, Gemm):
+        return "product", "product"
+    if isinstance(details, Attention):
+        return ("attention_backward" if details.backward else "attention"), "attention"
+    if isinstance(details, Scan):
+        return "recurrence", "recurrence"
     if Origin.of(program).source != PROFILE:  # only names of profiled kernels tell more than their kind of op
         return "memory", memory_work_of(name)
     found = work_of(name)

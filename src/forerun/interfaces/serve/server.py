@@ -29,10 +29,10 @@ def serve(host: str, port: int, with_browser: bool, demo: bool) -> None:
     bound = _bound(host, port)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{bound.getsockname()[1]}/#token={token}{'&demo=1' if demo else ''}"
-    print(f"Forerun serves {address}", flush=True)
-    print("Ctrl-C stops it. Who has this address can use the server; keep it to yourself.", flush=True)
     if host not in (LOCAL, "localhost", "::1"):
         print(f"warning: {host} can be reached from other machines, and nothing is encrypted", file=sys.stderr)
+    print(f"Forerun serves {address}", flush=True)
+    print("Ctrl-C stops it. Who has this address can use the server; keep it to yourself.", flush=True)
     if with_browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     config = uvicorn.Config(
