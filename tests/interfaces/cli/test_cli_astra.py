@@ -4,7 +4,9 @@ import json
 import re
 
 import pytest
+from random_traces import comp, trace
 
+from forerun.astrasim.chakra.writer import write_rank
 from forerun.interfaces.cli.main import run
 
 pytestmark = pytest.mark.compiles(40)
@@ -193,3 +195,29 @@ def test_bad_files_are_one_line_and_exit_code_2(case, tmp_path, capsys, file, co
 def test_bad_options_are_one_line_and_exit_code_2(capsys, arguments, words):
     assert run(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def traces_of(case, folder, durations_us):
+    """Flags of a case in which each rank runs kernels of these durations, in microseconds, without operations."""
+    nodes = [comp(0, 0, (number - 1,) if number else (), duration_us=each) for number, each in enumerate(durations_us)]
+    for rank in range(4):
+        write_rank(folder / f"t.{rank}.et", trace(nodes))
+    return [*flags(case, workload_configuration=folder / "t", comm_group_configuration="empty"), "--semantics=streams"]
+
+
+def test_kernels_without_a_time_are_said(case, tmp_path, capsys):
+    assert run([*traces_of(case, tmp_path, [5, 0, 0]), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["per_rank"]["0"]["wall_time"] == 5000
+    assert err == "warning: 8 of 12 compute nodes have neither duration_micros nor num_ops, so that they take no time\n"
+    assert run([*traces_of(case, tmp_path, [5, 1])]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_traces_in_which_nothing_takes_time_are_refused(case, tmp_path, capsys):
+    assert run(traces_of(case, tmp_path, [0, 0])) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(
+        "error: 8 of 8 compute nodes have neither duration_micros nor num_ops, and nothing else takes time"
+    )

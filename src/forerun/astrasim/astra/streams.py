@@ -40,6 +40,10 @@ class StreamReplay:
     """statistics of each rank"""
     traced: TracedProgram
     timeline: Timeline
+    kernels: int
+    """compute nodes on the devices of all ranks"""
+    untimed: int
+    """those of them that take no time, because the trace has neither their duration nor their operations"""
 
 
 def replay_streams(
@@ -79,13 +83,23 @@ def run_streams(
         no_op,
         describe=lambda number, node: traced.classes[number].text(node),
     )
-    of_class = []
+    of_class, kernels, untimed = [], 0, 0
+    ranks_of = np.bincount(traced.class_of_rank, minlength=len(traced.classes))
     for c, one in enumerate(traced.classes):
         nodes = slice(flat.class_ptr[c], flat.class_ptr[c + 1])
         start, end = timeline.start_ps[nodes] // _PS_PER_NS, timeline.end_ps[nodes] // _PS_PER_NS
         estimated = traced.program.ops.is_memory_bound[flat.op[nodes]]
         of_class.append(_statistics(one, estimated, machine, start, end))
-    return StreamReplay(tuple(of_class[c] for c in traced.class_of_rank), traced, timeline)
+        kernel = _kernels(one)
+        kernels += int(ranks_of[c] * kernel.sum())
+        untimed += int(ranks_of[c] * (kernel & (end == start) & (one.trace.num_ops[one.row] == 0)).sum())
+    return StreamReplay(tuple(of_class[c] for c in traced.class_of_rank), traced, timeline, kernels, untimed)
+
+
+def _kernels(one: RankNodes) -> Mask:
+    """Returns the mask of a rank's nodes, in issue order, that compute on its device."""
+    kernels: Mask = (one.trace.kind[one.row] == NodeKind.COMP) & ~one.trace.is_cpu[one.row]
+    return kernels
 
 
 @dataclass
@@ -187,7 +201,7 @@ def _statistics(one: RankNodes, estimated: Mask, machine: Machine, start_ns: I64
     """Returns the statistics of a rank; `estimated` marks nodes (in issue order) that the roofline timed."""
     trace, row, system = one.trace, one.row, machine.system
     n = len(row)
-    gpu = (trace.kind[row] == NodeKind.COMP) & ~trace.is_cpu[row]
+    gpu = _kernels(one)
     comm = trace.kind[row] >= NodeKind.SEND
     duration = end_ns - start_ns
     performance = np.zeros(n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -20,7 +21,7 @@ from forerun.astrasim.astra.replay import Machine, replay
 from forerun.astrasim.astra.rings import DimensionRing, GroupRing, rings_of_groups, rings_of_rank_0
 from forerun.astrasim.astra.statistics import RankStatistics
 from forerun.astrasim.astra.stdout import output_lines
-from forerun.astrasim.astra.streams import replay_streams
+from forerun.astrasim.astra.streams import StreamReplay, run_streams
 from forerun.astrasim.astra.system import read_system
 from forerun.astrasim.chakra.groups import read_comm_groups, resolve_groups
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
@@ -192,7 +193,7 @@ def _replayed(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine,
             raise ForerunError(
                 "--semantics streams has neither --backend aware nor the issue order of another build; leave them out"
             )
-        return _Outcome(replay_streams(traces, groups, machine))
+        return _Outcome(_statistics_of(run_streams(traces, groups, machine)))
     result = replay(traces, groups, machine, how.order)
     return _Outcome(
         result.statistics,
@@ -200,6 +201,19 @@ def _replayed(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine,
         tuple(rings_of_rank_0(machine.system, machine.network)),
         tuple(rings_of_groups(result, traces, groups)),
     )
+
+
+def _statistics_of(found: StreamReplay) -> tuple[RankStatistics, ...]:
+    """Returns the statistics of a replay, and says on stderr how many kernels have no time in the traces.
+
+    Raises ForerunError where no kernel has one, and nothing else takes time.
+    """
+    if found.untimed:
+        what = f"{found.untimed:,} of {found.kernels:,} compute nodes have neither duration_micros nor num_ops"
+        if not found.timeline.end_of_step_ps:
+            raise ForerunError(f"{what}, and nothing else takes time; convert the traces with the profile's durations")
+        print(f"warning: {what}, so that they take no time", file=sys.stderr)
+    return found.statistics
 
 
 def _replay_case(folder: Path, aware: bool | None, how: _How, as_json: bool) -> None:
