@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,12 +62,12 @@ def looks_like(kind: type, table: Callable[[Any], str], picture: Callable[[Any],
     _LOOKS[kind] = _Look(table, picture)
 
 
-class Shown:
+class Shown(ABC):
     """An answer that a notebook shows as a table, and that gives its rows and its picture."""
 
+    @abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns the figures as flat dicts; units are in the keys."""
-        raise NotImplementedError
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Returns `to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""

@@ -47,7 +47,7 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Schedules(Shown):
-    """What becomes of the jobs under each policy."""
+    """Schedules hold what becomes of the jobs under each policy."""
 
     request: JobsRequest | UnlikeRequest
     outcomes: tuple[PolicyOutcome, ...]

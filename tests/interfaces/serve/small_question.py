@@ -17,6 +17,21 @@ QUESTION: dict[str, Any] = {
     "global_batch": 64,
     "fixed": {"stack": "torchtitan", "pp": "1,2"},
 }
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 512,
+    "vocab_size": 32000,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+"""the config.json of a small Llama"""
 
 
 def events(client: TestClient, call: str, question: dict[str, Any]) -> list[dict[str, Any]]:

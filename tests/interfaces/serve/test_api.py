@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from command_here import run_here
-from small_question import QUESTION, events
+from small_question import CONFIG, QUESTION, events
 from starlette.testclient import TestClient
 
 from forerun.interfaces.serve import app, planner
@@ -149,21 +149,7 @@ def test_scaling_is_the_best_plan_of_each_size_for_the_same_batch(client: TestCl
 
 
 def test_a_dropped_config_is_a_model(client: TestClient) -> None:
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 512,
-        "vocab_size": 32000,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
-    }
-    answer = client.post("/api/model", json={"name": "tiny.json", "text": json.dumps(config)})
+    answer = client.post("/api/model", json={"name": "tiny.json", "text": json.dumps(CONFIG)})
     assert answer.status_code == 200, answer.text
     question = {**QUESTION, "model": answer.json()["model"], "fixed": {"pp": "1", "stack": "torchtitan"}}
     assert events(client, "ask", question)[-1]["top"]

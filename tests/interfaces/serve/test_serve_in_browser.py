@@ -19,6 +19,7 @@ from selenium.webdriver.chrome.service import Service  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+from small_question import CONFIG  # noqa: E402
 
 BROWSER = shutil.which(os.environ.get("FORERUN_BROWSER", "chromium"))
 DRIVER = shutil.which("chromedriver")
@@ -37,20 +38,6 @@ OPTIONS = (
 )
 SMALL = "model=gpt2-small&cluster=h100-sxm&gpus=8&seq_len=1024&global_batch=64&f.stack=torchtitan&f.pp=1"
 WIDTHS = (360, 800, 1600, 1920)
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 512,
-    "vocab_size": 32000,
-    "intermediate_size": 1024,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-}
 
 
 @pytest.fixture(scope="module")

@@ -151,6 +151,17 @@ def stream_before(class_ptr: I64, stream: I8) -> I32:
     return before
 
 
+def ready_ps(flat: FlatProgram, timeline: Timeline, nodes: I64) -> I64:
+    """Returns when each of `nodes` could start by itself, in ps, (n,): issued, stream free, predecessors done."""
+    before = stream_before(flat.class_ptr, flat.stream)[nodes]
+    ready: I64 = np.maximum(timeline.issue_end_ps[nodes], np.where(before >= 0, timeline.end_ps[before], 0))
+    for place, node in enumerate(nodes.tolist()):
+        earlier = flat.pred[flat.pred_ptr[node] : flat.pred_ptr[node + 1]]
+        if len(earlier):
+            ready[place] = max(int(ready[place]), int(timeline.end_ps[earlier].max()))
+    return np.minimum(ready, timeline.start_ps[nodes])
+
+
 @njit
 def _breakdown(nodes: Nodes, times: Times, counts: _Counts, joint: Mask, class_end: I64, has_pipeline: bool) -> I64:
     """Returns `breakdown_ps`, compiled.

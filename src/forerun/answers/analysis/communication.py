@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from forerun.answers.analysis.bottlenecks import op_name
-from forerun.answers.analysis.breakdown import stream_before
+from forerun.answers.analysis.breakdown import ready_ps
 from forerun.answers.analysis.reading import Simulation
 from forerun.common.units import PS_PER_S
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.nccl import algorithms, chosen, outer_link
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import I64, Collective
+from forerun.core.program.types import Collective
 from forerun.describe.cluster.types import Cluster
 
 
@@ -59,7 +59,7 @@ def collective_times(simulation: Simulation, cluster: Cluster) -> tuple[Collecti
     ops = program.ops
     kinds = ops.collective[flat.op[nodes]]
     nodes = nodes[(kinds != Collective.NONE) & (kinds != Collective.SEND_RECV)]
-    waiting = timeline.start_ps[nodes] - _ready_ps(simulation, nodes)
+    waiting = timeline.start_ps[nodes] - ready_ps(flat, timeline, nodes)
     running = timeline.end_ps[nodes] - timeline.start_ps[nodes]
     found: dict[str, list[CollectiveTime]] = {}
     for row in np.unique(flat.op[nodes]).tolist():
@@ -84,18 +84,6 @@ def collective_times(simulation: Simulation, cluster: Cluster) -> tuple[Collecti
             )
         )
     return tuple(sorted(map(_sum, found.values()), key=lambda each: -each.total_s))
-
-
-def _ready_ps(simulation: Simulation, nodes: I64) -> I64:
-    """Returns when each of `nodes` could start by itself: issued, its stream free, its predecessors done."""
-    flat, timeline = simulation.flat, simulation.timeline
-    before = stream_before(flat.class_ptr, flat.stream)[nodes]
-    ready = np.maximum(timeline.issue_end_ps[nodes], np.where(before >= 0, timeline.end_ps[before], 0))
-    for place, node in enumerate(nodes.tolist()):
-        earlier = flat.pred[flat.pred_ptr[node] : flat.pred_ptr[node + 1]]
-        if len(earlier):
-            ready[place] = max(int(ready[place]), int(timeline.end_ps[earlier].max()))
-    return np.minimum(ready, timeline.start_ps[nodes])
 
 
 def _least(

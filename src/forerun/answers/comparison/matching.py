@@ -113,7 +113,7 @@ def _talks(line: Line) -> bool:
 
 @dataclass
 class _Pairing:
-    """What is not in a pair yet, and the pairs."""
+    """A _Pairing holds what is not in a pair yet, and the pairs."""
 
     measured: list[Line]
     predicted: list[Line]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from forerun.answers.analysis.breakdown import ready_ps
 from forerun.common.units import PS_PER_S, PS_PER_US
 from forerun.core.engine.simulate import Timeline
 from forerun.core.program.kinds import Attention, Gemm, Scan, Work
@@ -84,7 +85,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RanStep:
-    """What one rank did in a step."""
+    """A RanStep holds what one rank did in a step."""
 
     name: str
     step_s: float
@@ -219,14 +220,8 @@ def _part_and_work(program: Program, row: int) -> tuple[str, str]:
 def _ready_ps(flat: FlatProgram, timeline: Timeline, nodes: slice) -> I64:
     """Returns when each node could have started if no other rank had held it up; its start for those that meet none."""
     ready: I64 = timeline.start_ps[nodes].copy()
-    last: dict[int, int] = {}
-    stream, meeting = flat.stream[nodes].tolist(), flat.meeting[nodes].tolist()
-    for place, number in enumerate(range(nodes.start, nodes.stop)):
-        if meeting[place] >= 0:
-            ended = [int(timeline.issue_end_ps[number]), last.get(stream[place], 0)]
-            ended += timeline.end_ps[flat.pred[flat.pred_ptr[number] : flat.pred_ptr[number + 1]]].tolist()
-            ready[place] = min(int(ready[place]), max(ended))
-        last[stream[place]] = int(timeline.end_ps[number])
+    meets = np.flatnonzero(flat.meeting[nodes] >= 0)
+    ready[meets] = ready_ps(flat, timeline, meets + nodes.start)
     return ready
 
 

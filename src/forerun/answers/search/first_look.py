@@ -20,8 +20,8 @@ from forerun.core.network.network_file import Network
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 
-_PARALLEL = ("tp", "cp", "pp")
 _RECOMPUTED = {"none": 0, "selective": 1, "full": 2}
+"""order of the kinds of activation checkpointing, the least recomputation first"""
 
 
 def first_look(
@@ -45,22 +45,11 @@ def first_look(
 
 def _likely(table: SpaceTable) -> Rows:
     """Returns one row for each model parallelism and recomputation, the least of both first."""
-    columns = table.rows(slice(None))
-    degree = np.ones(len(table), np.int64)
-    for name in _PARALLEL:
-        degree *= _column(columns.values[name], columns.codes.get(name), len(table))
-    recomputed = [_RECOMPUTED.get(str(value), 3) for value in columns.values["activation_checkpointing"]]
-    again = _column(recomputed, columns.codes.get("activation_checkpointing"), len(table))
-    eager = 1 - _column(
-        [int(bool(each)) for each in columns.values["compile"]], columns.codes.get("compile"), len(table)
-    )
-    sharded = -_column(columns.values["zero_stage"], columns.codes.get("zero_stage"), len(table))
+    plans = table.rows(slice(None))
+    again = sum(((plans.activation_checkpointing == value) * cost for value, cost in _RECOMPUTED.items()), start=0)
+    keys = (-plans.zero_stage, 1 - 1 * plans.compile, again, plans.tp * plans.cp * plans.pp)
+    sharded, eager, again, degree = (np.broadcast_to(key, len(table)) for key in keys)
     order = np.lexsort((sharded, eager, again, degree))
     _, first = np.unique(np.stack([degree[order], again[order]]), axis=1, return_index=True)
     rows: Rows = order[np.sort(first)]
     return rows
-
-
-def _column(values: object, codes: Rows | None, n: int) -> Rows:
-    every = np.asarray(values, np.int64)
-    return np.full(n, every[0]) if codes is None else every[codes]

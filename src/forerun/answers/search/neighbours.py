@@ -38,7 +38,7 @@ def neighbours(result: SearchResult, plan: Plan, values: int = 2) -> list[Neighb
     Of plans that are equally close, the one with the least bound stands for the value.
     """
     table = result.outcome.table
-    columns = {name: np.asarray(_codes(result, name)) for name in CHOSEN if name in _varied(result)}
+    columns = {name: table.codes_of(name) for name in CHOSEN if name in _varied(result)}
     same = {name: column == _code(result, name, plan) for name, column in columns.items()}
     if not same:
         return []
@@ -58,13 +58,6 @@ def neighbours(result: SearchResult, plan: Plan, values: int = 2) -> list[Neighb
 def _varied(result: SearchResult) -> frozenset[str]:
     table = result.outcome.table
     return frozenset(table.meshes.codes) | frozenset(table.variants.codes)
-
-
-def _codes(result: SearchResult, name: str) -> Rows:
-    table = result.outcome.table
-    of_mesh = name in table.meshes.codes
-    codes = table.meshes.codes[name][table.mesh] if of_mesh else table.variants.codes[name][table.variant]
-    return codes.astype(np.int64)
 
 
 def _code(result: SearchResult, name: str, plan: Plan) -> int:

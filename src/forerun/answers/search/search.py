@@ -274,7 +274,9 @@ class Simulating:
         """Returns the best plan of each stack with the other compilation, and the best plan of each other stack."""
         assert self.best is not None
         every, found = self._table.variants, []
-        stack, compiled = (np.array(every.values[name], object)[self._codes(name)] for name in ("stack", "compile"))
+        stack, compiled = (
+            np.array(every.values[name], object)[self._table.codes_of(name)] for name in ("stack", "compile")
+        )
         for name in every.values["stack"]:
             best = self._best_of(np.flatnonzero(stack == name), answers)
             if best is None:
@@ -298,10 +300,6 @@ class Simulating:
                 value = f"{fastest.own_plan().precision} ({fastest.own_plan().fp8_recipe})"
                 return (Choice("precision", value, fastest, self.best, OTHER_NUMERICS),)
         return ()
-
-    def _codes(self, name: str) -> Rows:
-        codes = self._table.variants.codes.get(name)
-        return np.zeros(len(self._table), np.int64) if codes is None else codes[self._table.variant].astype(np.int64)
 
     def _best_of(self, rows: Rows, answers: AnswersPlans) -> Prediction | None:
         """Returns the best plan of `rows`, simulating those that may be it; None where none fits."""

@@ -104,6 +104,13 @@ class SpaceTable:
         """Returns the plan in `row`."""
         return self.rows(slice(row, row + 1)).plan(0)
 
+    def codes_of(self, name: str) -> npt.NDArray[np.int64]:
+        """Returns the code of each row's value of the field `name`, (n,); zeros where all plans have one value."""
+        for columns, rows in ((self.meshes, self.mesh), (self.variants, self.variant)):
+            if name in columns.codes:
+                return columns.codes[name][rows].astype(np.int64)
+        return np.zeros(len(self), np.int64)
+
     def groups_of(self, row: int) -> Groups:
         """Returns the communication groups of the plan in `row`, which must be a possible one."""
         groups = self.groups[int(self.mesh[row])]

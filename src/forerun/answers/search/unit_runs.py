@@ -94,7 +94,7 @@ Place = tuple[object, ...]
 
 @dataclass(slots=True)
 class _Found:
-    """What is known of the units of one Key."""
+    """A _Found holds the sizes of the units of one Key, and their times at the places that were asked for."""
 
     sizes: UnitSizes
     times: dict[Place, UnitTimes]

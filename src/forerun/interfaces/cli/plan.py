@@ -69,7 +69,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What is best, and which plans are tried."""
+    """Says what is best, and which plans are tried."""
 
     objective: Annotated[
         str | None,
@@ -117,7 +117,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """Where the simulations run, and where their results are kept."""
+    """Says where the simulations run, and where their results are kept."""
 
     workers: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None
     executor: Annotated[str, typer.Option(metavar="local|ray", help="Simulate in processes here, or on Ray.")] = "local"

@@ -1,4 +1,4 @@
-"""Which pictures a result has: its plots by the name of the PNG file, drawn when asked for. Needs matplotlib."""
+"""Lists the pictures of a result: its plots by the name of the PNG file, drawn when asked for. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def heat_picture(shown: HeatMap) -> bytes:
 
 
 def sweep_pictures(sweep: Sweep) -> Mapping[str, bytes]:
-    """What more GPUs or larger batches bring; nothing where no plan fits."""
+    """Returns plots of what more GPUs or larger batches bring; nothing where no plan fits."""
     if sweep.best is None:
         return {}
     plots: list[Plot] = [sweep_plot(sweep, panel) for panel in figures_of(sweep)]

@@ -1,4 +1,4 @@
-"""What the form of the page offers: models, clusters, fields of a plan with their help, tools, examples."""
+"""Lists what the form of the page offers: models, clusters, fields of a plan with their help, tools, examples."""
 
 from __future__ import annotations
 
