@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.common import shipped as shipped_module
 from forerun.common import units
-from forerun.common.arrays import csr, grouped, pointers, positions
+from forerun.common.arrays import csr, grouped, pointers, positions, union
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.shipped import shipped
 
@@ -38,6 +40,23 @@ def test_positions_are_the_inverse_of_an_order():
     order = np.array([3, 0, 2, 1])
     assert positions(order).tolist() == [1, 3, 2, 0]
     assert positions(order)[order].tolist() == [0, 1, 2, 3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=12))
+def test_a_union_covers_the_same_moments_without_overlaps(pairs):
+    start = np.array([begin for begin, _ in pairs], np.int64)
+    end = start + np.array([length for _, length in pairs], np.int64)
+    first, last = union(start, end)
+    assert (first[1:] > last[:-1]).all()
+    moments = [
+        {moment for a, b in zip(*ends, strict=True) for moment in range(a, b)} for ends in ((start, end), (first, last))
+    ]
+    assert moments[0] == moments[1]
+
+
+def test_intervals_that_touch_are_one_and_negative_ones_stay():
+    first, last = union(np.array([4.0, 0.0, 9.0]), np.array([6.0, 4.0, 8.5]))
+    assert (first.tolist(), last.tolist()) == ([0.0, 9.0], [6.0, 8.5])
 
 
 def test_an_unknown_name_gets_the_longer_names_first_and_at_most_three():

@@ -1,14 +1,16 @@
-"""Small operations on numpy columns: CSR pointers, grouping by owner, the inverse of an order."""
+"""Small operations on numpy columns: CSR pointers, grouping by owner, the inverse of an order, unions of intervals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Numbers = npt.NDArray[np.int64]
+
+Number = TypeVar("Number", np.int64, np.float64)
 
 
 def pointers(counts: npt.ArrayLike) -> Numbers:
@@ -32,3 +34,16 @@ def positions(order: npt.NDArray[Any]) -> Numbers:
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     return place
+
+
+def union(start: npt.NDArray[Number], end: npt.NDArray[Number]) -> tuple[npt.NDArray[Number], npt.NDArray[Number]]:
+    """Returns start and end of the intervals that together cover the given ones, in order; those that touch are one.
+
+    An interval that ends before it starts stays negative where no other covers it.
+    """
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], end[order]
+    if len(start) == 0:
+        return start, end
+    first = np.flatnonzero(np.concatenate(([True], start[1:] > np.maximum.accumulate(end)[:-1])))
+    return start[first], np.maximum.reduceat(end, first)

@@ -7,7 +7,6 @@ the loops of these tools.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from statistics import median
@@ -19,11 +18,8 @@ import yaml
 from forerun.answers.analysis.prediction import Prediction
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
-from forerun.describe.plan.plan import Plan
 from forerun.interfaces.report.figures import seconds
-
-_PROGRESS = ("seq_len", "micro_batch", "n_microbatches")
-"""fields of a plan that an anchor file always has"""
+from forerun.interfaces.report.records import anchor_record
 
 
 class StepWatch:
@@ -101,18 +97,10 @@ class StepWatch:
         measured = self.step_time_s
         if measured is None:
             raise ForerunError("StepWatch: no step is measured yet, so there is no anchor to write")
-        plan = self.prediction.own_plan()
-        default = Plan(seq_len=plan.seq_len, stack=plan.stack)
-        changed = {
-            field.name: getattr(plan, field.name)
-            for field in fields(Plan)
-            if field.name in _PROGRESS or getattr(plan, field.name) != getattr(default, field.name)
-        }
-        keys = {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
-        keys |= {"stack": plan.stack, "step_time_s": float(f"{measured:.6g}")}
+        record = anchor_record(self.prediction.own_plan(), float(f"{measured:.6g}"))
         about = f"# {len(self.steps_s)} steps of {self.prediction.model} on {self.prediction.cluster}, measured\n"
         with whole_file(path) as file:
-            file.write((about + yaml.safe_dump(keys, sort_keys=False)).encode())
+            file.write((about + yaml.safe_dump(record, sort_keys=False)).encode())
         return Path(path)
 
     def _say(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.answers.analysis.breakdown import ready_ps
+from forerun.common.arrays import union
 from forerun.common.units import PS_PER_S, PS_PER_US
 from forerun.core.engine.simulate import Timeline
 from forerun.core.program.kinds import Attention, Gemm, Scan, Work
@@ -112,9 +113,9 @@ def ran_step(program: Program, flat: FlatProgram, timeline: Timeline, rank_class
     step_ps = timeline.end_of_step_ps
     parts_ps = _parts_ps(view, step_ps)
     talks, works = view.talks, view.is_kernel
-    together = _length(*_union(view.start[talks | works], view.end[talks | works]))
-    talking = _length(*_union(view.start[talks], view.end[talks]))
-    working = _length(*_union(view.start[works], view.end[works]))
+    together = _length(*union(view.start[talks | works], view.end[talks | works]))
+    talking = _length(*union(view.start[talks], view.end[talks]))
+    working = _length(*union(view.start[works], view.end[works]))
     return RanStep(
         name=program.rank_classes[rank_class].name,
         step_s=step_ps / PS_PER_S,
@@ -166,7 +167,7 @@ class _View:
 
         While another rank or the host sends data, the kernel waits for that instead.
         """
-        busy = _time_before(*_union(self.start[self.talks], self.end[self.talks]))
+        busy = _time_before(*union(self.start[self.talks], self.end[self.talks]))
         for stream in np.unique(self.stream[fixed]).tolist():
             mine = np.flatnonzero(self.stream == stream)
             gap, before, after = mine[1:-1], mine[:-2], mine[2:]
@@ -183,7 +184,7 @@ class _View:
     def _beside_collectives(self) -> F64:
         """Returns the picoseconds of each node in which a collective runs, (nodes,)."""
         network = self.program.ops.is_collective[self.op]
-        start, end = _union(self.start[network], self.end[network])
+        start, end = union(self.start[network], self.end[network])
         busy = _time_before(start, end)
         return busy(self.end) - busy(self.start)
 
@@ -239,7 +240,7 @@ def _parts_ps(view: _View, step_ps: int) -> dict[str, int]:
         more_start, more_end = view.start[mine], view.end[mine]
         if name == WAITING:
             more_start, more_end = np.append(more_start, view.ready), np.append(more_end, view.start)
-        start, end = _union(np.append(start, more_start), np.append(end, np.maximum(more_start, more_end)))
+        start, end = union(np.append(start, more_start), np.append(end, np.maximum(more_start, more_end)))
         length = _length(start, end)
         if length > covered:
             out[name] = length - covered
@@ -251,18 +252,6 @@ def _parts_ps(view: _View, step_ps: int) -> dict[str, int]:
             out[name] -= held_ps
             out[HELD] = out.get(HELD, 0) + held_ps
     return out
-
-
-def _union(start: I64, end: I64) -> tuple[I64, I64]:
-    """Returns the intervals that together cover the given ones."""
-    if len(start) == 0:
-        return start, end
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    until = np.maximum.accumulate(end)
-    first = np.flatnonzero(np.concatenate(([True], start[1:] > until[:-1])))
-    ends: I64 = np.maximum.reduceat(end, first)
-    return start[first], ends
 
 
 def _time_before(start: I64, end: I64) -> Callable[[I64], F64]:

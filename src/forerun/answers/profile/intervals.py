@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forerun.common import arrays
 from forerun.sources.profile.profile import F64
 
 
@@ -24,16 +25,9 @@ class Intervals(NamedTuple):
 def union(start: F64, end: F64) -> Intervals:
     """Returns the intervals that together cover the given ones; those that touch are one.
 
-    An interval that ends before it starts, which HTA's rounding makes of a short one, stays negative where nothing
-    covers it.
+    HTA's rounding lets some short intervals end before they start. They stay negative where no other covers them.
     """
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], end[order]
-    if len(start) == 0:
-        return Intervals(start, end)
-    first = np.concatenate(([True], start[1:] > np.maximum.accumulate(end)[:-1]))
-    places = np.flatnonzero(first)
-    return Intervals(start[places], np.maximum.reduceat(end, places))
+    return Intervals(*arrays.union(start, end))
 
 
 def shared_times(sets: Sequence[Intervals]) -> dict[int, float]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from forerun.astrasim.astra.lower import LoweredTrace
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import NodeKind
+from forerun.common.arrays import union
 from forerun.core.program.types import I64
 
 Mask = npt.NDArray[np.bool_]
@@ -79,12 +80,8 @@ def _roofline(lowered: LoweredTrace, system: System, duration: I64, comp: Mask) 
 
 def union_ns(start_ns: I64, end_ns: I64) -> int:
     """Returns the length of the union of intervals."""
-    if not len(start_ns):
-        return 0
-    order = np.argsort(start_ns, kind="stable")
-    start, reached = start_ns[order], np.maximum.accumulate(end_ns[order])
-    gaps = np.maximum(start[1:] - reached[:-1], 0)
-    return int(reached[-1] - start[0] - gaps.sum())
+    start, end = union(start_ns, end_ns)
+    return int((end - start).sum())
 
 
 class PeakMemory(NamedTuple):

@@ -15,7 +15,7 @@ from forerun.astrasim.astra.lower import LoweredTrace
 from forerun.astrasim.astra.replay import Replay
 from forerun.astrasim.astra.statistics import peak_memory
 from forerun.astrasim.chakra.trace import CommType, NodeKind
-from forerun.common.arrays import pointers
+from forerun.common.arrays import pointers, union
 from forerun.core.program.types import I64
 
 _PIPELINE = "pp"
@@ -87,9 +87,9 @@ def _communication(lowered: LoweredTrace, start: I64, end: I64, axes: Sequence[s
     kind = trace.kind[row]
     compute = (kind == NodeKind.COMP) & ~trace.is_cpu[row]
     collective, send, receive = (kind == one for one in (NodeKind.COLLECTIVE, NodeKind.SEND, NodeKind.RECV))
-    exposed_ns = _outside(start, end, *_union(start[compute], end[compute]))
+    exposed_ns = _outside(start, end, *union(start[compute], end[compute]))
     before = compute | collective | send
-    waiting_ns = _outside(*_union(start[receive], end[receive]), *_union(start[before], end[before]))
+    waiting_ns = _outside(*union(start[receive], end[receive]), *union(start[before], end[before]))
     size = trace.comm_size[row]
 
     found = []
@@ -102,16 +102,6 @@ def _communication(lowered: LoweredTrace, start: I64, end: I64, axes: Sequence[s
         if mine.any():
             found.append(Communication(_PIPELINE, words, int(mine.sum()), int(size[mine].sum()), int(exposed.sum())))
     return found
-
-
-def _union(start: I64, end: I64) -> tuple[I64, I64]:
-    """Returns intervals that cover the same times without overlaps, in order."""
-    order = np.argsort(start, kind="stable")
-    start, reached = start[order], np.maximum.accumulate(end[order])
-    if not len(start):
-        return start, reached
-    new = np.flatnonzero(start[1:] > reached[:-1]) + 1
-    return start[np.append(0, new)], reached[np.append(new - 1, len(start) - 1)]
 
 
 def _outside(start: I64, end: I64, covered_start: I64, covered_end: I64) -> I64:

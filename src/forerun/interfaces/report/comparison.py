@@ -19,7 +19,7 @@ from forerun.interfaces.report.console import make_table, print_table
 from forerun.interfaces.report.figures import percent, seconds
 from forerun.interfaces.report.page import Code, Document, Figures, Heading, Listing, Part, Plot, Table, Text
 from forerun.interfaces.report.plots import lanes_plot
-from forerun.interfaces.report.records import plan_record
+from forerun.interfaces.report.records import anchor_record
 from forerun.interfaces.report.written import write_table
 
 if TYPE_CHECKING:
@@ -281,10 +281,7 @@ def write_corrections(found: Corrections, kernels: Path | None, collectives: Pat
 def write_anchor(path: Path, found: Comparison, rates: KernelRates, cluster: str) -> None:
     """Write the measured step and the factors on rates as an --anchor file. Raises ForerunError where that fails."""
     plan = found.simulation.subject.plan
-    record: dict[str, Any] = (
-        {} if plan is None else {key: value for key, value in plan_record(plan).items() if value is not None}
-    )
-    record |= {"cluster": cluster, "step_time_s": found.measured_s}
+    record = anchor_record(plan, found.measured_s) | {"cluster": cluster}
     record["rates"] = {name: round(float(value), 6) for name, value in asdict(rates).items()}
     text = "# written by forerun profile compare; rates are factors on those of the prediction\n"
     with whole_file(path) as file:

@@ -20,6 +20,12 @@ def plan_record(plan: Plan) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
+def anchor_record(plan: Plan | None, step_time_s: float) -> dict[str, Any]:
+    """Returns an --anchor file: the fields of the plan that have a value, and the measured step in seconds."""
+    fields_set = {} if plan is None else {key: value for key, value in plan_record(plan).items() if value is not None}
+    return fields_set | {"step_time_s": step_time_s}
+
+
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
     """Every figure of a prediction, its plan as an object, or null for a Program.
 
