@@ -22,7 +22,7 @@ ROOMS = {
     "common": [
         ["version", "errors", "units", "arrays", "former_names"],
         ["admission"],
-        ["files", "native", "processes", "content", "records"],
+        ["files", "native", "processes", "content", "records", "own_code"],
         ["jit", "ray_cluster", "parsed_yaml", "array_files", "shown"],
         ["yaml_files"],
         ["build_ahead"],
@@ -162,6 +162,7 @@ READERS = {
 OF_ITS_OWN = {
     "common/files.py": "what it has just written",
     "common/build_ahead.py": "the package's own YAML files, and what it writes of them",
+    "interfaces/cli/process_limits.py": "what the system tells of its processes",
     "common/parsed_yaml.py": "what the build of the package writes",
     "common/native": "what the build of the package writes: object code, its index, the types that it compiles for",
     "sources/trace/job.py": "the two sides of a traced run exchange these files",

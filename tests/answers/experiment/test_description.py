@@ -9,6 +9,7 @@ import yaml
 from forerun.answers.experiment.description.read import changed, read_experiment
 from forerun.answers.experiment.request import Prices, Request, Thresholds
 from forerun.common.errors import ForerunError, ImpossiblePlan, UnknownName
+from forerun.common.own_code import before_own_code
 from forerun.common.units import GIB
 from forerun.core.network.patterns import CommunicationPattern, NoNetwork
 from forerun.core.network.patterns_collectives import RingAllReduce
@@ -461,6 +462,26 @@ def test_code_of_ones_own_that_fails_is_one_line(own_code, keys, message):
     with pytest.raises(ForerunError, match=message) as error:
         own_code(**keys)
     assert "\n" not in str(error.value)
+
+
+def test_code_of_ones_own_is_told_before_it_runs_and_can_be_refused(own_code, tmp_path):
+    told = []
+    with before_own_code(told.append):
+        own_code(model="layers: 'mine.py:net'")
+    assert len(set(told)) == 4
+    assert all(f"names Python code ({tmp_path / 'mine.py'}:" in each for each in told)
+
+    def refuse(what):
+        raise ForerunError(f"{what}, which is refused")
+
+    marker = tmp_path / "ran"
+    (tmp_path / "mine.py").write_text(f"open({str(marker)!r}, 'w')\n" + CODE)
+    for keys in ({"model": "layers: 'mine.py:net'"}, {"handlers": ""}):
+        with before_own_code(refuse), pytest.raises(ForerunError, match=r"names Python code .*, which is refused"):
+            own_code(**keys)
+    assert not marker.exists()
+    own_code()
+    assert marker.exists()
 
 
 def test_a_pattern_that_python_made():

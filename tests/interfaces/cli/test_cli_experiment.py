@@ -147,3 +147,26 @@ def test_bad_input_is_one_line(forerun, small, tmp_path, arguments, named):
     assert line.startswith("error: ")
     assert named in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.yaml"]
+
+
+def test_code_that_a_file_names_is_said_and_no_code_refuses_it(forerun, tmp_path):
+    (tmp_path / "mine.py").write_text("open('ran', 'a').write('x')\ndef flat(ranks, size):\n    return 0.001\n")
+    (tmp_path / "own.yaml").write_text(
+        "hardware: {gpu_model: A100}\nmodel: {preset: resnet18}\n"
+        "training: {batch_size_per_gpu: 1, num_nodes: 2, jitter: {compute: 0.02}, "
+        "communication_pattern: 'mine.py:flat'}\n"
+    )
+    refused = forerun("experiment", "run", "own.yaml", "--no-code", "--out", "out")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: own.yaml: ")
+    assert "--no-code refuses it" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "out").exists()
+    for study in (["run"], ["scale", "--nodes", "1", "2"], ["stragglers"]):
+        done = forerun("experiment", study[0], "own.yaml", *study[1:], "--json")
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("warning: ") == 1
+        assert "names Python code" in done.stderr
+    assert (tmp_path / "ran").exists()
+    assert forerun("experiment", "run", "small", "--no-code").stderr == ""

@@ -11,7 +11,9 @@ import pytest
 
 from forerun.common.errors import ImpossibleResult
 from forerun.interfaces.cli import main
-from forerun.interfaces.cli.exit_codes import BUG
+from forerun.interfaces.cli.exit_codes import BUG, LIMIT_REACHED
+from forerun.interfaces.cli.process import Ended
+from forerun.interfaces.cli.process_limits import used_bytes
 
 FORERUN = [sys.executable, "-c", "from forerun.interfaces.cli.main import main; main()"]
 
@@ -88,3 +90,77 @@ def test_an_impossible_result_is_no_table(monkeypatch, capsys):
     monkeypatch.setattr(main, "app_of", fails)
     assert main.run(["stacks"]) == BUG
     assert capsys.readouterr().err == "error: HFU is 2\n"
+
+
+PLAN = ["plan", "llama-3.1-405b", "--cluster=h100-sxm", "--gpus=4096", "--seq-len=8192", "--global-batch=512"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (["--time-limit", "1s"], "error: the command took longer than --time-limit 1s; with --store"),
+        (["--memory-limit-process", "40MiB"], "error: the command used more memory than --memory-limit-process 40MiB"),
+    ],
+)
+def test_a_limit_ends_the_command_in_one_line_and_leaves_nothing_behind(limit, said, tmp_path):
+    before = set(tmp_path.iterdir())
+    done = ran(*PLAN, "--csv", str(tmp_path / "plans.csv"), *limit)
+    assert done.returncode == LIMIT_REACHED, done.stderr
+    assert done.stdout == b""
+    assert done.stderr.decode().startswith(said)
+    assert len(done.stderr.splitlines()) == 1
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_search_that_a_limit_ended_goes_on_from_its_store(tmp_path):
+    store = tmp_path / "plans.jsonl"
+    words = [word.replace("4096", "256") for word in PLAN] + ["--json"]
+    stopped = ran(*words, "--store", str(store), "--time-limit", "3s")
+    assert stopped.returncode in (0, LIMIT_REACHED), stopped.stderr
+    kept = store.stat().st_size if store.exists() else 0
+    again = ran(*words, "--store", str(store))
+    assert again.returncode == 0, again.stderr
+    assert store.stat().st_size >= kept
+    assert json.loads(again.stdout)["best"] == json.loads(ran(*words).stdout)["best"]
+
+
+def test_limits_that_are_far_change_nothing():
+    words = ["collective", "all_reduce", "--topology", "ring:8", "--bytes", "1MiB", "--json"]
+    free = ran(*words, "--time-limit", "1h", "--memory-limit-process", "64GiB")
+    assert (free.returncode, free.stderr) == (0, b"")
+    assert free.stdout == ran(*words).stdout
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (["--time-limit", "0"], "--time-limit 0: expected a time"),
+        (["--time-limit", "9" * 400], "expected a time"),
+        (["--time-limit", "soon"], "--time-limit soon: expected a time"),
+        (["--memory-limit-process", "much"], "expected 64MiB"),
+    ],
+)
+def test_a_limit_that_is_none_is_one_line(limit, said, capsys):
+    assert main.run(["collective", "all_reduce", "--topology", "ring:4", *limit]) == main.BAD_INPUT
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_signal_within_a_command_keeps_its_code(monkeypatch, capsys):
+    def ends():
+        raise Ended(signal.SIGTERM)
+
+    monkeypatch.setattr(main, "_load", lambda name: ends)
+    assert main.run(["stacks"]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "error: ended by SIGTERM\n"
+
+
+def test_the_memory_in_use_counts_this_process_and_its_children():
+    alone = used_bytes()
+    held = bytearray(os.urandom(1 << 20)) * 64
+    assert (used_bytes() - alone) / len(held) == pytest.approx(1, abs=0.2)
+    script = "held = bytearray(b'x') * (1 << 26); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        with_child = used_bytes()
+        child.communicate(b"\n")
+    assert with_child - used_bytes() > 1 << 26

@@ -18,15 +18,14 @@ with a tag meets the k-th receive of that tag there.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from forerun.astrasim.messages.algorithms import reduction_ns
 from forerun.common.errors import ForerunError
+from forerun.common.own_code import load_module
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -134,7 +133,7 @@ def load_algorithm(spec: str) -> Algorithm:
     if not place or not name.isidentifier():
         raise ForerunError(f"algorithm {spec!r}: write module:Class or path/to/file.py:Class")
     try:
-        module = _from_file(place) if place.endswith(".py") else importlib.import_module(place)
+        module = load_module(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:  # whatever the user's file raises while it is imported
         raise ForerunError(f"algorithm {spec!r}: {place} can't be imported ({type(error).__name__}: {error})") from None
     found = getattr(module, name, None)
@@ -145,14 +144,3 @@ def load_algorithm(spec: str) -> Algorithm:
     except Exception as error:
         raise ForerunError(f"algorithm {spec!r}: {name}() raises {type(error).__name__}: {error}") from None
     return made
-
-
-def _from_file(path: str) -> Any:
-    name = f"_forerun_algorithm_{Path(path).stem}"
-    found = importlib.util.spec_from_file_location(name, path)
-    if found is None or found.loader is None:
-        raise ImportError("no Python file")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module  # dataclasses of the file look themselves up there
-    found.loader.exec_module(module)
-    return module

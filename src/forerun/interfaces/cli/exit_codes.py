@@ -1,13 +1,15 @@
 """The exit codes of the console command."""
 
 FOUND_ERRORS = 1
-"""`chakra validate` found errors in the traces"""
+"""`chakra validate` found errors in the traces, or `validate` could not predict a row because of a fault in Forerun"""
 BAD_INPUT = 2
-"""one line on stderr says what; a fault while `validate` predicts a row is 1"""
+"""one line on stderr says what"""
 NOTHING_FITS = 3
 """`plan` found nothing that fits, or `predict --must-fit` a plan or program that does not"""
 WORSE = 4
 """`diff` found the changed program slower or larger than --max-slowdown or --max-growth allow"""
+LIMIT_REACHED = 5
+"""`--time-limit` or `--memory-limit-process` ended the command"""
 BUG = 70
 """a result breaks physics or arithmetic; the line on stderr has the numbers to report"""
 INTERRUPTED = 130

@@ -22,6 +22,7 @@ from forerun.answers.experiment.scaling import scale
 from forerun.answers.experiment.stragglers import study
 from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import parse_yaml
+from forerun.interfaces.cli.code_option import executes_code
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.experiment_source import SourceOptions
 from forerun.interfaces.cli.option_groups import grouped
@@ -85,6 +86,7 @@ class StudyOptions:
 
 
 @experiment.command("run", cls=SpreadCommand)
+@executes_code
 @grouped
 def run_command(
     context: typer.Context,
@@ -126,6 +128,7 @@ def run_command(
 
 
 @experiment.command("scale", cls=SpreadCommand)
+@executes_code
 @grouped
 def scale_command(
     context: typer.Context,
@@ -152,6 +155,7 @@ def _scale(context: typer.Context, request: Request, nodes: Sequence[int], stron
 
 
 @experiment.command("compare", cls=SpreadCommand)
+@executes_code
 @grouped
 def compare_command(
     context: typer.Context,
@@ -183,6 +187,7 @@ def _compare(
 
 
 @experiment.command("stragglers", cls=SpreadCommand)
+@executes_code
 @grouped
 def stragglers_command(context: typer.Context, source: Source, options: StudyOptions) -> None:
     """Simulate step times under jitter and stragglers, and what the slowest rank costs.

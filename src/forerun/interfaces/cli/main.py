@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import typer
 from forerun.common.errors import ForerunError, ImpossibleResult, bounded
 from forerun.common.version import __version__
 from forerun.interfaces.cli.exit_codes import BAD_INPUT, BUG, INTERRUPTED
-from forerun.interfaces.cli.process import Ended, prepare_process
+from forerun.interfaces.cli.process import Stopped, prepare_process
 from forerun.interfaces.report.working import working
 
 COMMANDS = {
@@ -51,6 +52,8 @@ COMMANDS = {
     "doctor": "Say what this installation has and lacks.",
     "version": "Print the version.",
 }
+_WITHOUT_LIMITS = frozenset({"trace", "serve", "models", "clusters", "stacks", "init", "doctor", "version"})
+"""the commands that answer at once, go on until they are ended, or have limits of their own"""
 TRACEBACK = "FORERUN_TRACEBACK"
 """the environment variable that lets an unexpected error end with Python's traceback"""
 COMPLETES = "_FORERUN_COMPLETE"
@@ -89,8 +92,8 @@ def run(arguments: list[str]) -> int:
         where = getattr(getattr(error, "ctx", None), "command_path", "forerun")
         message = getattr(error, "format_message", error.__str__)()
         return _fail(f"{message.rstrip('.')}; see {where} --help")
-    except Ended as end:
-        return _fail(f"ended by {end.signal.name}", 128 + end.signal)
+    except Stopped as stopped:
+        return _fail(str(stopped), stopped.code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader has what it wanted
@@ -169,6 +172,16 @@ def _not_asked_for() -> None:
     """Stands for the other commands in the list of commands."""
 
 
+@cache
 def _load(name: str) -> Callable[..., None] | typer.Typer:
     command: Callable[..., None] | typer.Typer = getattr(import_module(f"forerun.interfaces.cli.{name}"), name)
+    if name in _WITHOUT_LIMITS:
+        return command
+    limited: Callable[[Callable[..., None], str], Callable[..., None]]
+    limited = import_module("forerun.interfaces.cli.process_limits").limited
+    if not isinstance(command, typer.Typer):
+        return limited(command, name)
+    for part in (command.registered_callback, *command.registered_commands):
+        if part is not None and part.callback is not None:
+            part.callback = limited(part.callback, name)
     return command

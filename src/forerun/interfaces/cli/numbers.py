@@ -18,6 +18,9 @@ _FACTORS: dict[str, int] = {"": 1, "B": 1} | {
     for unit, base in (("iB", 1024), ("B", 1000))
 }
 _LARGEST = 1 << 50
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*(s|min|h|d)?")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_LONGEST_S = 366 * 86_400.0
 
 
 def whole_numbers(text: str, place: str) -> tuple[int, ...]:
@@ -44,6 +47,18 @@ def parse_bytes(text: str) -> int:
     if value != int(value) or not 1 <= value <= _LARGEST:
         raise ForerunError(f"size {text!r}: expected a whole number of bytes between 1 B and 1024 TiB")
     return int(value)
+
+
+def parse_duration(text: str, place: str) -> float:
+    """Returns the seconds in `90s`, `90`, `1.5min` or `2h`.
+
+    Raises ForerunError, which starts with `place`, for another text, no time at all, or more than a year.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
+    if not 0 < seconds <= _LONGEST_S:
+        raise ForerunError(f"{place} {text}: expected a time such as 90s, 10min or 2h, at most a year")
+    return seconds
 
 
 def memory_gib(text: str) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, TypeVar, get_type_hints
 
 Command = TypeVar("Command", bound=Callable[..., None])
+Group = TypeVar("Group")
 
 
 def grouped(command: Command) -> Command:
@@ -28,6 +30,18 @@ def grouped(command: Command) -> Command:
         command(**values, **made)
 
     return with_parameters(wrapped, options, command)
+
+
+def around(command: Command, group: type[Group], enter: Callable[[Group], AbstractContextManager[object]]) -> Command:
+    """Give a command the options of the dataclass `group`, and run it in the context that `enter` makes of them."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+
+    def wrapped(**values: Any) -> None:
+        made = group(**{each.name: values.pop(each.name) for each in fields(group)})  # type: ignore[arg-type]
+        with enter(made):
+            command(**values)
+
+    return with_parameters(wrapped, [*own, *_options(group)], command)
 
 
 def with_parameters(wrapped: Callable[..., None], parameters: list[inspect.Parameter], command: Command) -> Command:

@@ -11,18 +11,38 @@ from io import TextIOWrapper
 from types import FrameType
 from typing import Any, NoReturn
 
+from forerun.interfaces.cli.exit_codes import LIMIT_REACHED
+
 _ENDING = ("SIGTERM", "SIGHUP")
 _ESCAPED = "forerun.escaped"
 _COLLECT_AFTER = (100_000, 20, 50)
 """thresholds of Python's garbage collector: a command makes many objects that live long, and hardly a cycle"""
 
 
-class Ended(KeyboardInterrupt):
-    """A signal asks the process to end. Files and processes that it made are cleaned up on the way out."""
+class Stopped(BaseException):
+    """Stops a command from outside. Files and processes that it made are cleaned up on the way out.
+
+    It is no KeyboardInterrupt, which Typer takes for Ctrl-C.
+    """
+
+    def __init__(self, said: str, code: int) -> None:
+        super().__init__(said)
+        self.code = code
+        """of the process"""
+
+
+class Ended(Stopped):
+    """A signal asks the process to end."""
 
     def __init__(self, number: int) -> None:
-        super().__init__()
-        self.signal = signal.Signals(number)
+        super().__init__(f"ended by {signal.Signals(number).name}", 128 + number)
+
+
+class LimitReached(Stopped):
+    """A limit of the command line ends the command."""
+
+    def __init__(self, said: str) -> None:
+        super().__init__(said, LIMIT_REACHED)
 
 
 def prepare_process() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,6 @@ from forerun.answers.analysis.communication import collective_times
 from forerun.answers.analysis.predict_program import predict_program, read_program
 from forerun.answers.analysis.what_if import sensitivities_of_program
 from forerun.answers.experiment.answers import answers_of
-from forerun.answers.experiment.description.own_code import is_own_code
 from forerun.answers.experiment.description.read import preset_names, read_experiment
 from forerun.answers.experiment.run import run
 from forerun.answers.goodput.examples import example_names, load_alternatives, load_run
@@ -34,6 +33,7 @@ from forerun.astrasim.chakra.info import info, overall
 from forerun.common.admission import parse_json, read_bytes, read_text
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.files import whole_file
+from forerun.common.own_code import before_own_code
 from forerun.common.yaml_files import parse_yaml
 from forerun.core.program.origin import Origin
 from forerun.describe.cluster.catalog import cluster_names, load_cluster
@@ -126,11 +126,6 @@ def _is_mapping_of_ours(paths: Sequence[Path]) -> bool:
 def _described(path: Path) -> Document:
     text = read_text(path)
     data = parse_json(text, path.name) if path.suffix == ".json" else parse_yaml(text, path.name)
-    code = next((each for each in _texts(data) if is_own_code(each)), None)
-    if code is not None:
-        raise ForerunError(
-            f"{path.name}: names Python code ({code}), which the page does not run; use the command line"
-        )
     if any(key in data for key in _OF_JOBS):
         request = read_cluster(path)
         return schedules_document(request, compare(request), f"forerun cluster {path.name}")
@@ -139,21 +134,13 @@ def _described(path: Path) -> Document:
     return _experiment(path, f"forerun experiment run {path.name}")
 
 
-def _texts(data: Any) -> Iterable[str]:
-    """Yields every text in nested lists and mappings."""
-    waiting = [data]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, Mapping):
-            waiting += [*each.keys(), *each.values()]
-        elif isinstance(each, list):
-            waiting += each
+def _refuse_code(what: str) -> None:
+    raise ForerunError(f"{what}, which the page does not run; use the command line")
 
 
 def _experiment(source: str | Path, command: str) -> Document:
-    result = run(read_experiment(source))
+    with before_own_code(_refuse_code):
+        result = run(read_experiment(source))
     return document_of(result, answers_of(result), command)
 
 

@@ -18,7 +18,6 @@ from forerun.answers.experiment.description.config import (
 )
 from forerun.answers.experiment.description.hardware import adapted, base_cluster, rank_kinds
 from forerun.answers.experiment.description.model import is_convolutional, model_of
-from forerun.answers.experiment.description.own_code import is_own_code, load_own
 from forerun.answers.experiment.description.schema import Sections
 from forerun.answers.experiment.description.sections import IDEAL, NetworkSection
 from forerun.answers.experiment.description.training import (
@@ -36,6 +35,7 @@ from forerun.answers.experiment.description.training import (
 from forerun.answers.experiment.prices import prices_of
 from forerun.answers.experiment.request import Request, Thresholds
 from forerun.common.errors import ForerunError, at
+from forerun.common.own_code import is_own_code, load_own
 from forerun.common.units import GIB, GIGA, TERA
 from forerun.common.yaml_files import read_yaml
 from forerun.core.network.for_experiment import CLUSTER, topology_of

@@ -10,7 +10,6 @@ from typing import Any
 
 from forerun.answers.experiment.description.hardware import is_path
 from forerun.answers.experiment.description.model import DIMENSIONS, families
-from forerun.answers.experiment.description.own_code import is_own_code
 from forerun.answers.experiment.description.sections import (
     PLAN_KEYS,
     HardwareSection,
@@ -22,6 +21,7 @@ from forerun.answers.experiment.description.sections import (
 )
 from forerun.answers.experiment.description.training import DEFAULT_ITERATIONS, SPELLINGS
 from forerun.answers.experiment.request import Disturbance, Prices
+from forerun.common.own_code import is_own_code
 from forerun.common.yaml_files import read_yaml
 from forerun.core.network.patterns_catalog import PATTERNS
 from forerun.describe.cluster.types import is_profile_file

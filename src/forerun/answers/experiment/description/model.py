@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from forerun.answers.experiment.description.own_code import is_own_code, load_own
 from forerun.answers.experiment.description.sections import ModelSection
 from forerun.common.errors import ForerunError, UnknownName, at
+from forerun.common.own_code import is_own_code, load_own
 from forerun.common.shipped import shipped_data
 from forerun.describe.model.catalog import layered_names, load_any, load_model, model_names
 from forerun.describe.model.fields import Fields

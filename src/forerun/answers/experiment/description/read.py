@@ -15,7 +15,6 @@ from forerun.answers.experiment.description.config import top_config, whole_path
 from forerun.answers.experiment.description.key_table import key_table
 from forerun.answers.experiment.description.model import DIMENSIONS, SOURCES
 from forerun.answers.experiment.description.objects import plain
-from forerun.answers.experiment.description.own_code import is_own_code, load_own
 from forerun.answers.experiment.description.schema import SECTIONS, checked, known_keys
 from forerun.answers.experiment.description.sections import TopLevel
 from forerun.answers.experiment.description.text import read_mapping, refuse_unknown, refuse_wild
@@ -23,6 +22,7 @@ from forerun.answers.experiment.description.training import SPELLINGS
 from forerun.answers.experiment.handlers import EventHandler
 from forerun.answers.experiment.request import Request
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.own_code import is_own_code, load_own
 from forerun.common.yaml_files import check
 
 __all__ = ["PresetRow", "changed", "key_table", "preset_names", "preset_path", "preset_table", "read_experiment"]
