@@ -25,6 +25,7 @@ OWN_OPTIONS = {
     *("--every", "--checkpoint-mode", "--storage"),
     *("--warm-up", "--steps"),
     *("--max-slowdown", "--max-growth"),
+    *("--time-limit", "--memory-limit-process"),
     *(
         "--rank-rows",
         "--traced",
