@@ -24,8 +24,10 @@ from forerun.core.memory.allocator_settings import AllocatorSettings
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_any
 from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.complete import LAYERED, complete_plan
 from forerun.describe.plan.training_loop import TrainingLoop
+from forerun.describe.recipe.read import read_recipe
 from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.fitting.anchor_file import with_stated_rates
 from forerun.interfaces.cli import completion
@@ -60,6 +62,13 @@ class Subject:
     program: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A saved program (forerun trace) in place of a model and a plan."),
+    ] = None
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file that a tool trains with, for what no option says: torchtitan's TOML.",
+        ),
     ] = None
     gpus: Annotated[
         int | None,
@@ -128,9 +137,10 @@ def predict(
 ) -> None:
     """Predict one plan, or a saved program: time, memory, where both go."""
     model, program = subject.model, subject.program
-    if (model is None) == (program is None):
-        choice = "give a model or --program, not both" if model else "give a model, or a saved program with --program"
-        raise ForerunError(f"predict: {choice}")
+    if model is not None and program is not None:
+        raise ForerunError("predict: give a model or --program, not both")
+    if model is None and program is None and subject.recipe is None:
+        raise ForerunError("predict: give a model, a saved program with --program, or a tool's file with --recipe")
     check_report(shown.report)
     launch.check()
     settings = None if shown.allocator is None else AllocatorSettings.parse(shown.own_settings)
@@ -139,7 +149,7 @@ def predict(
     if program is not None:
         rates_of = str(fields.pop("stack", ""))
         of_plan = {**fields, "plan_file": plan_file, "seq_len": subject.seq_len, "global_batch": subject.global_batch}
-        of_plan["launch"] = launch.launch
+        of_plan |= {"launch": launch.launch, "recipe": subject.recipe}
         refuse({name: True for name, value in of_plan.items() if value is not None}, _HAS_ITS_PLAN)
         whole = shown.needs_whole_timeline
         if anchor is not None:
@@ -150,15 +160,11 @@ def predict(
         gains = partial(_gains_of_program, program, where, simulation, under)
     else:
         refuse({"tokens_per_step": under.tokens_per_step}, "only with --program; leave it out")
-        values: dict[str, Any] = parse(fields, plan_file, several=False)
-        if subject.seq_len is not None:
-            values["seq_len"] = subject.seq_len
-        assert model is not None
-        spec = load_any(model)
+        spec, values, batch, gpus = _described(subject, parse(fields, plan_file, several=False))
         if isinstance(spec, LayeredModel):
             values = {**LAYERED, **values}
         where = with_anchor(anchor, spec, where, values)
-        plan = complete_plan(values, n_gpus=subject.gpus, global_batch=subject.global_batch)
+        plan = complete_plan(values, n_gpus=gpus, global_batch=batch)
         launch.write(plan, spec, where)
         stack = None if settings is None else replace(load_stack(plan.stack), allocator=shown.own_settings)
         setup = Setup(spec, plan, where, under.topology(where), under.measured(), changed_stack=stack, replays=True)
@@ -177,6 +183,24 @@ def predict(
         raise ForerunError(f"--must-fit: {program}: the profile does not record memory (profile_memory=True does)")
     if shown.must_fit and not simulation.prediction.fits:
         raise typer.Exit(NOTHING_FITS)
+
+
+def _described(
+    subject: Subject, options: dict[str, Any]
+) -> tuple[ModelSpec | LayeredModel, dict[str, Any], int | None, int | None]:
+    """Returns the model, the fields of the plan, the global batch and the GPUs; options override a recipe."""
+    values, batch, gpus = options, subject.global_batch, subject.gpus
+    if subject.seq_len is not None:
+        values["seq_len"] = subject.seq_len
+    if subject.recipe is None:
+        assert subject.model is not None
+        return load_any(subject.model), values, batch, gpus
+    recipe = read_recipe(subject.recipe)
+    spec = recipe.named_model() if subject.model is None else load_any(subject.model)
+    if isinstance(spec, LayeredModel):
+        raise ForerunError(f"--recipe {recipe.place}: {spec.name} is given layer by layer; choose a transformer")
+    values, batch, gpus = recipe.under(values, batch, gpus)
+    return (recipe.noted(spec) if subject.model else spec), values, batch, gpus
 
 
 def _gains_of_program(program: Path, where: Cluster, simulation: Simulation, under: Conditions) -> tuple[WhatIf, ...]:

@@ -72,11 +72,9 @@ def dense_args(t: Translation, family: Family) -> dict[str, Any]:
     """What llama3 and qwen3 have in common, in version 0.2's words."""
     model = t.model
     return {
-        "dim": model.hidden,
-        "n_layers": model.n_layers,
-        "n_heads": model.n_heads,
-        "n_kv_heads": model.n_kv_heads,
-        "vocab_size": model.vocab,
+        **{
+            t.own.sizes[name]: getattr(model, name) for name in ("hidden", "n_layers", "n_heads", "n_kv_heads", "vocab")
+        },
         "max_seq_len": t.plan.seq_len,
         "rope_theta": rope_theta(t, family),
     }

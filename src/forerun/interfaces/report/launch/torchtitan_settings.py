@@ -18,7 +18,7 @@ def common_settings(t: Translation, family: Family, head: str) -> Settings:
     _refuse_state(t)
     plan = t.plan
     settings: Settings = {"training": _training(t), "parallelism": _mesh(t) | _pipeline(t, head)}
-    settings["compile"] = {"enable": t.give("compile")}
+    settings["compile"] = t.entries("compile")
     if plan.compile:
         settings["compile"]["components"] = ["model", "loss"] if t.give("compile_loss") else ["model"]
     if family == "llama3" and plan.ep > 1:
@@ -49,10 +49,9 @@ def _training(t: Translation) -> dict[str, Any]:
     plan = t.plan
     micro, count = t.give("micro_batch"), t.give("n_microbatches")
     settings = {
-        "seq_len": t.give("seq_len"),
+        **t.entries("seq_len", "master_dtype"),
         "local_batch_size": micro * count if plan.pp > 1 else micro,
         "global_batch_size": plan.global_batch,
-        "dtype": t.word("master_dtype"),
         "mixed_precision_param": "float32" if t.give("precision") in ("fp32", "tf32") else "bfloat16",
         "mixed_precision_reduce": "float32",
         "enable_cpu_offload": plan.offload == "params",
@@ -73,16 +72,8 @@ def _mesh(t: Translation) -> dict[str, Any]:
     if plan.zero_stage == 0:
         replicate, shard = replicate * shard, 1
     t.give("zero_stage")
-    settings = {
-        "data_parallel_replicate_degree": replicate,
-        "data_parallel_shard_degree": shard,
-        "fsdp_reshard_after_forward": t.give("reshard_after_forward"),
-        "context_parallel_degree": t.give("cp"),
-        "tensor_parallel_degree": t.give("tp"),
-        "pipeline_parallel_degree": t.give("pp"),
-        "expert_parallel_degree": t.give("ep"),
-    }
-    return settings
+    degrees = t.entries("dp_replicate", "dp_shard", "reshard_after_forward", "cp", "tp", "pp", "ep")
+    return degrees | dict(zip(degrees, (replicate, shard), strict=False))
 
 
 def _pipeline(t: Translation, head: str) -> dict[str, Any]:
@@ -92,7 +83,7 @@ def _pipeline(t: Translation, head: str) -> dict[str, Any]:
     for name in ("virtual_stages", "layers_per_stage", "balance_ends"):
         t.give(name)
     return {
-        "pipeline_parallel_schedule": t.word("pp_schedule"),
+        **t.entries("pp_schedule"),
         "pipeline_parallel_microbatch_size": plan.micro_batch,
         "module_fqns_per_model_part": stage_modules(layers_of_stages(t.model.n_layers, plan), head),
     }

@@ -70,13 +70,12 @@ def _parallelism(t: Translation, settings: Settings) -> None:
         if plan.async_tp and not plan.compile:
             t.note("async_tp", "torchtitan overlaps tensor-parallel collectives only in compiled layers")
         else:
-            parallelism["enable_async_tensor_parallel"] = t.give("async_tp")
-    if plan.cp > 1:
-        parallelism["context_parallel_rotate_method"] = "alltoall" if plan.cp_method == "ring" else "allgather"
-        if plan.cp_method == "ulysses":
-            t.note("cp_method", "torchtitan has no exchange of heads; keys and values are gathered")
-        else:
-            t.give("cp_method")
+            parallelism |= t.entries("async_tp")
+    if plan.cp > 1 and plan.cp_method == "ulysses":
+        parallelism[t.own.keys["cp_method"].rpartition(".")[2]] = t.own.words["cp_method"]["allgather"]
+        t.note("cp_method", "torchtitan has no exchange of heads; keys and values are gathered")
+    elif plan.cp > 1:
+        parallelism |= t.entries("cp_method")
     if plan.ep > 1:
         parallelism["expert_tensor_parallel_degree"] = plan.tp
         if plan.tp > 1:
@@ -102,7 +101,7 @@ def _checkpointing(t: Translation, settings: Settings) -> None:
 
 
 def _optimizer(t: Translation, settings: Settings) -> None:
-    settings["optimizer"] = {"name": t.word("optimizer"), "implementation": t.word("optimizer_impl")}
+    settings["optimizer"] = t.entries("optimizer", "optimizer_impl")
 
 
 def _quantize(t: Translation, settings: Settings) -> None:
@@ -192,11 +191,12 @@ def _mla_args(t: Translation) -> dict[str, Any]:
     return args | {
         "inter_dim": model.ffn_hidden,
         "n_dense_layers": model.moe.n_dense_layers,
-        "q_lora_rank": model.mla.q_lora_rank or 0,
-        "kv_lora_rank": model.mla.kv_lora_rank,
-        "qk_nope_head_dim": model.mla.qk_nope_dim,
-        "qk_rope_head_dim": model.mla.qk_rope_dim,
-        "v_head_dim": model.mla.v_head_dim,
+        t.own.sizes["mla.q_lora_rank"]: model.mla.q_lora_rank or 0,
+        t.own.sizes["mla.kv_lora_rank"]: model.mla.kv_lora_rank,
+        **{
+            t.own.sizes[f"mla.{name}"]: getattr(model.mla, name)
+            for name in ("qk_nope_dim", "qk_rope_dim", "v_head_dim")
+        },
     }
 
 
@@ -205,10 +205,10 @@ def _expert_args(t: Translation, family: Family) -> dict[str, Any]:
     assert moe is not None
     score = "sigmoid" if moe.router_bias else "softmax"
     t.remark(f"router: {score} scores of the chosen experts, normalised; check it against the model's own")
+    names = ("n_experts", "top_k", *(("n_groups", "top_groups") if moe.n_groups > 1 else ()))
     return {
-        "num_experts": moe.n_experts,
+        **{t.own.sizes[f"moe.{name}"]: getattr(moe, name) for name in names},
         "num_shared_experts": shared_experts(t.model),
-        "top_k": moe.top_k,
         "score_func": score,
         "route_norm": True,
         "score_before_experts": False,

@@ -3,43 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from forerun.common.errors import ForerunError
-from forerun.common.shipped import shipped_data
 from forerun.describe.kernels.dispatchers import AUTO
-from forerun.describe.kernels.optimizers import optimizer, optimizer_names
+from forerun.describe.kernels.optimizers import optimizer
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
+from forerun.describe.recipe.words import words_of
 from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.mesh import groups_of
 
 if TYPE_CHECKING:
     from forerun.describe.cluster.types import Cluster
     from forerun.describe.model.spec import ModelSpec
-
-
-@dataclass(frozen=True)
-class ToolWords:
-    """What a tool calls the values of a plan, and what it does without a setting."""
-
-    title: str
-    words: Mapping[str, Mapping[Any, Any]]
-    """field of a plan -> its value -> the tool's word"""
-    constants: Mapping[str, Any]
-
-
-@cache
-def words_of(tool: str) -> ToolWords:
-    """Returns the words of the tool that `--launch` calls `tool`; none for an unknown one."""
-    for key, table in shipped_data(__package__, "tools.yaml").items():
-        if tool in table["tools"]:
-            words = {**table["words"], "optimizer": optimizer_names(key)}
-            return ToolWords(table["title"], words, table["constants"])
-    return ToolWords(tool, {}, {})
 
 
 @dataclass(frozen=True)
@@ -88,6 +66,16 @@ class Translation:
         if value not in words:
             self.refuse(name, f"{self.own.title} has {' and '.join(words)}")
         return words[value]
+
+    def entries(self, *names: str) -> dict[str, Any]:
+        """Record that a file holds these fields, and return setting -> value, or the tool's word for it.
+
+        A setting in a table of a file is named without that table.
+        """
+        return {
+            self.own.keys[name].rpartition(".")[2]: self.word(name) if name in self.own.words else self.give(name)
+            for name in names
+        }
 
     def implied(self, *names: str) -> None:
         """Record that the tool does what these fields say without a setting; fields with an outcome keep it."""

@@ -1,0 +1,59 @@
+"""Recipe: what a file of a training tool says of the plan and of the model, in Forerun's words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forerun.common.errors import ForerunError
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.complete import REST
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe says. What it leaves to the tool has the value that the tool takes then."""
+
+    place: str
+    """the file, as the user named it"""
+    tool: str
+    values: Mapping[str, Any]
+    """fields of a plan"""
+    model: ModelSpec | None
+    no_model: str = ""
+    """why there is no model, in a clause; empty where there is one"""
+    global_batch: int | None = None
+    gpus: int | None = None
+    unused: tuple[str, ...] = ()
+    """settings that Forerun does not use"""
+    notes: tuple[str, ...] = ()
+    """settings that Forerun takes otherwise than the tool does, in sentences"""
+
+    def named_model(self) -> ModelSpec:
+        """Returns the model, with notes of what Forerun does not use. Raises ForerunError where there is none."""
+        if self.model is None:
+            raise ForerunError(f"{self.place}: {self.no_model}; name the model before --recipe")
+        return self.noted(self.model)
+
+    def noted(self, model: ModelSpec) -> ModelSpec:
+        """Returns `model` with notes of what the recipe says and Forerun does not use."""
+        return replace(model, notes=(*model.notes, *self.notes, *self._unused_note()))
+
+    def under(
+        self, options: Mapping[str, Any], global_batch: int | None, gpus: int | None
+    ) -> tuple[dict[str, Any], int | None, int | None]:
+        """Returns the fields of the plan, the global batch and the GPUs, where what the user gives overrides the
+        recipe."""
+        values = {**self.values, **options}
+        if global_batch is not None and "n_microbatches" not in options:
+            values.pop("n_microbatches", None)
+        if "n_microbatches" not in options and "n_microbatches" not in values:
+            global_batch = global_batch or self.global_batch
+        gpus = gpus or self.gpus
+        if REST in (values.get("dp_shard"), values.get("dp_replicate")) and gpus is None:
+            raise ForerunError(f"{self.place}: data parallelism takes the GPUs that are left; say how many with --gpus")
+        return values, global_batch, gpus
+
+    def _unused_note(self) -> tuple[str, ...]:
+        return (f"{self.place}: Forerun does not use {', '.join(self.unused)}.",) if self.unused else ()

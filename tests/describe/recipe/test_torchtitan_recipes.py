@@ -1,0 +1,197 @@
+"""torchtitan's TOML read as a recipe: known answers, and what --launch writes comes back."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forerun.common.errors import ForerunError
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.complete import complete_plan
+from forerun.describe.recipe.read import read_recipe
+from forerun.interfaces.report.launch.tools import launch, write_launch
+from forerun.sources.symbolic.schedule import layers_of_stages
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "interfaces" / "report"))
+from launch_cases import CLUSTER, random_case
+
+H100 = load_cluster("h100-sxm")
+LLAMA = """
+[job]
+description = "Llama 3 8B training"
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["quantize.linear.float8"]
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[training]
+local_batch_size = 2
+seq_len = 8192
+unheard_of = 7
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 4
+context_parallel_degree = 1
+pipeline_parallel_schedule = "Interleaved1F1B"
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "2"
+[compile]
+enable = true
+components = ["model"]
+[quantize.linear.float8]
+enable_fsdp_float8_all_gather = true
+filter_fqns = ["output"]
+"""
+OF_BEFORE = """
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+batch_size = 8
+seq_len = 4096
+compile = true
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = 16
+tensor_parallel_degree = 8
+[experimental]
+context_parallel_degree = 1
+pipeline_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def read(tmp_path, text):
+    path = tmp_path / "train.toml"
+    path.write_text(text)
+    return read_recipe(path)
+
+
+def plan_of(recipe, gpus=None):
+    values, batch, gpus = recipe.under({}, None, gpus)
+    return complete_plan(values, n_gpus=gpus, global_batch=batch)
+
+
+def test_a_configuration_in_the_shape_of_torchtitans_own(tmp_path):
+    recipe = read(tmp_path, LLAMA)
+    plan = plan_of(recipe, 64)
+    assert recipe.named_model() == load_model("llama-3.1-8b")
+    assert (plan.seq_len, plan.micro_batch, plan.n_microbatches) == (8192, 2, 1)
+    assert (plan.dp_replicate, plan.dp_shard, plan.tp, plan.cp, plan.pp) == (2, 8, 4, 1, 1)
+    assert (plan.activation_checkpointing, plan.checkpoint_every) == ("full", 2), "2 recomputes every second layer"
+    assert (plan.compile, plan.compile_loss, plan.optimizer, plan.optimizer_impl) == (True, False, "adamw", "fused")
+    assert (plan.precision, plan.fp8_recipe, plan.fp8_all_gather) == ("fp8", "tensorwise", True)
+    assert plan.stack == "torchtitan"
+    assert recipe.unused == ("training.unheard_of",)
+
+
+def test_names_of_older_releases(tmp_path):
+    plan = plan_of(read(tmp_path, OF_BEFORE))
+    assert (plan.micro_batch, plan.n_microbatches) == (1, 8), "a pipeline cuts the local batch into single sequences"
+    assert (plan.dp_shard, plan.tp, plan.pp, plan.world_size) == (16, 8, 2, 256)
+    assert plan.compile
+    assert plan.stack == "torchtitan-0.1"
+
+
+def test_what_the_file_leaves_out_is_as_torchtitan_has_it(tmp_path):
+    recipe = read(tmp_path, '[model]\nname = "llama3"\n')
+    plan = plan_of(recipe, 8)
+    assert recipe.named_model().hidden == 256, "flavor debugmodel"
+    assert (plan.seq_len, plan.micro_batch, plan.dp_shard, plan.checkpoint_every) == (2048, 8, 8, 2)
+
+
+def test_what_the_user_gives_overrides_the_recipe(tmp_path):
+    values, batch, gpus = read(tmp_path, LLAMA).under({"tp": 2, "micro_batch": 1}, 128, 32)
+    plan = complete_plan(values, n_gpus=gpus, global_batch=batch)
+    assert (plan.tp, plan.dp_shard, plan.micro_batch, plan.n_microbatches) == (2, 8, 1, 8)
+
+
+def test_what_launch_writes_is_read_back(tmp_path):
+    """Each field that a file holds comes back as it was, and so do the sizes of the model."""
+    compared = 0
+    for number in range(1200):
+        model, plan = random_case(number)
+        plan = replace(plan, stack="torchtitan")
+        try:
+            made = launch(plan, model, CLUSTER, "torchtitan-0.2")
+        except ForerunError:
+            continue
+        folder = tmp_path / str(number)
+        write_launch(folder, made.files)
+        recipe = read_recipe(folder / "forerun.toml")
+        back = plan_of(recipe)
+        held = set(made.written) - set(made.noted)
+        same_ddp = plan.zero_stage == 0 or plan.fsdp == 1  # torchtitan replicates over one axis
+        held -= {"dp_replicate", "dp_shard", "zero_stage"} if same_ddp else set()
+        held -= {"layers_per_stage", "balance_ends"}  # the modules of each stage say both
+        held -= {"fp8_recipe"} if plan.fp8_recipe == "none" else set()
+        held -= {"precision"} if plan.precision == "tf32" else set()
+        held -= {"compile_loss"} if not plan.compile else set()
+        held -= {"activation_checkpointing", "checkpoint_every"} if "selective_policy" in made.noted else set()
+        assert layers_of_stages(model.n_layers, back) == layers_of_stages(model.n_layers, plan)
+        for name in held:
+            assert getattr(back, name) == getattr(plan, name), (name, number, plan)
+        assert back.world_size == plan.world_size
+        assert back.global_batch == plan.global_batch
+        assert back.stack == plan.stack
+        assert recipe.unused == ()
+        assert replace(recipe.named_model(), name=model.name, max_positions=model.max_positions) == model
+        compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[training\nseq_len = 4096", "not TOML"),
+        ("", "none of the tables"),
+        ("[tool.ruff]\nline = 1", "none of the tables"),
+        ('[training]\nseq_len = "long"', "training.seq_len must be a whole number"),
+        ("[training]\nseq_len = true", "training.seq_len must be a whole number"),
+        ("[parallelism]\ntensor_parallel_degree = 0", "tensor_parallel_degree must be at least 1"),
+        ('[optimizer]\nname = "Lion"\n[training]\nseq_len=1', "optimizer.name 'Lion' is not known; known: AdamW, Adam"),
+        ('[training]\ndtype = "float8"', "training.dtype 'float8' is not known"),
+        ('[activation_checkpoint]\nmode = "some"\n[training]\nseq_len=1', "activation_checkpoint.mode 'some' is not"),
+        ('[activation_checkpoint]\nselective_ac_option = "-1"\n[training]\nseq_len=1', "every n-th layer"),
+        ("[parallelism]\npipeline_parallel_degree=2\nmodule_fqns_per_model_part=[1]", "lists of names of modules"),
+    ],
+)
+def test_a_wrong_file_is_one_line(text, says, tmp_path):
+    with pytest.raises(ForerunError) as caught:
+        read(tmp_path, text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path / "train.toml"))
+
+
+@pytest.mark.parametrize("flavor", ["8Q", "17bx16e"])
+def test_an_unknown_flavor_asks_for_the_model(flavor, tmp_path):
+    recipe = read(tmp_path, LLAMA.replace('"8B"', f'"{flavor}"'))
+    with pytest.raises(ForerunError, match="name the model before --recipe"):
+        recipe.named_model()
+
+
+def test_the_module_beside_a_file_is_never_run(tmp_path):
+    text = '[model]\nname = "mine"\nflavor = "a"\n[experimental]\ncustom_import = "mine"\n[training]\nseq_len = 64\n'
+    module = 'open("ran", "w")\nARGS = TransformerModelArgs(dim=64, n_layers=2, n_heads=4, vocab_size=100)\n'
+    (tmp_path / "mine.py").write_text(module)
+    model = read(tmp_path, text).named_model()
+    assert (model.hidden, model.n_layers, model.n_heads, model.ffn_hidden) == (64, 2, 4, 256)
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "mine.py").write_text("ARGS = TransformerModelArgs(dim=__import__('os').getpid())")
+    with pytest.raises(ForerunError, match="only literals are read"):
+        read(tmp_path, text).named_model()
+    (tmp_path / "mine.py").write_text("ARGS = TransformerModelArgs(dim=")
+    with pytest.raises(ForerunError, match="not a Python module"):
+        read(tmp_path, text)
+
+
+def test_the_gpus_that_are_left_are_asked_for(tmp_path):
+    with pytest.raises(ForerunError, match="say how many with --gpus"):
+        plan_of(read(tmp_path, LLAMA))
