@@ -153,7 +153,24 @@ _RUN = {
     "failures": {"preset": "llama-3", "rate": 2},
     "checkpoint": {"every_minutes": 30, "blocking_s": 2, "persist_s": 20, "load_s": 60},
 }
+_MEGATRON = {
+    "--tensor-model-parallel-size": 2,
+    "--pipeline-model-parallel-size": 1,
+    "--num-layers": 2,
+    "--hidden-size": 64,
+    "--num-attention-heads": 4,
+    "--seq-length": 64,
+    "--max-position-embeddings": 64,
+    "--vocab-size": 512,
+    "--micro-batch-size": 1,
+    "--global-batch-size": 4,
+    "--use-distributed-optimizer": True,
+    "--recompute-granularity": "selective",
+    "--recompute-modules": ["core_attn", "layernorm"],
+    "--bf16": True,
+}
 FORMATS = {
+    "RECIPE": Format("megatron.yaml", _MEGATRON, ("predict --recipe FILE --cluster h100-sxm --gpus 4 --json",)),
     "CHAKRA": Format("trace.json", _CHAKRA, ("chakra convert FILE OUT", "chakra convert FILE -")),
     "SYSTEM": Format("system.json", _SYSTEM, (_ASTRA.replace("SYSTEM", "FILE"),)),
     "REMOTE": Format("remote.json", _REMOTE, (_ASTRA.replace("REMOTE", "FILE"),)),

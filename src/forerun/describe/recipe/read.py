@@ -6,6 +6,7 @@ from pathlib import Path
 
 from forerun.common.admission import read_text
 from forerun.common.errors import ForerunError
+from forerun.describe.recipe.megatron import read_arguments, read_script
 from forerun.describe.recipe.recipe import Recipe
 from forerun.describe.recipe.torchtitan import read_torchtitan
 
@@ -21,4 +22,11 @@ def read_recipe(path: Path) -> Recipe:
     text = read_text(path, _MOST_BYTES)
     if path.suffix == ".toml":
         return read_torchtitan(text, path)
-    raise ForerunError(f"{path}: a recipe is torchtitan's .toml; this file ends in {path.suffix or 'nothing'}")
+    if path.suffix in (".sh", ".txt", ".args", ".slurm", ".sbatch"):
+        return read_script(text, path)
+    if path.suffix in (".yaml", ".yml"):
+        return read_arguments(text, path)
+    if path.suffix == ".py":
+        raise ForerunError(f"{path}: a recipe in Python is not read, as nothing is run; dump its configuration as YAML")
+    known = "torchtitan's .toml, Megatron-LM's arguments in .sh, .txt or .yaml, and NeMo's .yaml"
+    raise ForerunError(f"{path}: ends in {path.suffix or 'nothing'}; read are {known}")

@@ -67,7 +67,8 @@ class Subject:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A file that a tool trains with, for what no option says: torchtitan's TOML.",
+            help="What a tool trains with, for all that no option says: torchtitan's TOML, a script or YAML of"
+            " Megatron-LM's arguments, NeMo's YAML. Nothing in it runs.",
         ),
     ] = None
     gpus: Annotated[

@@ -17,8 +17,6 @@ from forerun.sources.symbolic.schedule import layers_of_stages
 if TYPE_CHECKING:
     from forerun.interfaces.report.launch.translation import Launch, Translation
 
-_PIPELINE_INSIDE = "tp-cp-pp-dp_shard-dp_replicate"
-"""mesh_order that --use-tp-pp-dp-mapping makes"""
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _FP8_RECIPES = {"delayed": "delayed", "none": "delayed", "tensorwise": "tensorwise"}
 
@@ -59,8 +57,8 @@ def _environment(t: Translation) -> list[str]:
 def _batch(t: Translation) -> list[str]:
     t.give("n_microbatches")
     return [
-        f"--seq-length {t.give('seq_len')}",
-        f"--micro-batch-size {t.give('micro_batch')}",
+        t.argument("seq_len"),
+        t.argument("micro_batch"),
         f"--global-batch-size {t.plan.global_batch}",
     ]
 
@@ -68,23 +66,22 @@ def _batch(t: Translation) -> list[str]:
 def _mesh(t: Translation) -> list[str]:
     plan = t.plan
     lines = [
-        f"--tensor-model-parallel-size {t.give('tp')}",
-        f"--pipeline-model-parallel-size {t.give('pp')}",
-        f"--context-parallel-size {t.give('cp')}",
+        t.argument("tp"),
+        t.argument("pp"),
+        t.argument("cp"),
     ]
     if plan.tp > 1:
-        lines += ["--sequence-parallel"] if t.give("sequence_parallel") else []
+        lines += [t.argument("sequence_parallel")] if t.give("sequence_parallel") else []
         t.implied_if(plan.loss_parallel, "loss_parallel", "Megatron-LM keeps the logits split over tp")
-        lines += ["--tp-comm-overlap"] if t.give("async_tp") else []
+        lines += [t.argument("async_tp")] if t.give("async_tp") else []
     if plan.cp > 1:
         if plan.seq_len % (2 * plan.cp):
             t.refuse("seq_len", f"Megatron-LM needs a multiple of 2 x cp {plan.cp}")
-        method = {"ring": "p2p", "allgather": "all_gather", "ulysses": "a2a"}[t.give("cp_method")]
-        lines.append(f"--cp-comm-type {method}")
-    ep = t.give("ep")
+        lines.append(t.argument("cp_method"))
+    experts = t.argument("ep")
     if t.model.moe:
-        lines += [f"--expert-model-parallel-size {ep}", f"--expert-tensor-parallel-size {t.give('etp')}"]
-        lines += ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"] * bool(t.give("expert_overlap"))
+        lines += [experts, t.argument("etp")]
+        lines += [t.argument("expert_overlap"), "--delay-wgrad-compute"] if t.give("expert_overlap") else []
         if plan.tp > 1 and not plan.sequence_parallel:
             t.refuse("sequence_parallel", "Megatron-LM trains experts under tp only with it")
     return lines
@@ -99,7 +96,7 @@ def _pipeline(t: Translation) -> list[str]:
     t.give("layers_per_stage")
     t.give("balance_ends")
     places = []
-    if t.open("mesh_order") and t.places_as(_PIPELINE_INSIDE):
+    if t.open("mesh_order") and t.places_as(t.own.constants["pipeline_inside"]):
         t.give("mesh_order")
         places = ["--use-tp-pp-dp-mapping"]
     layers = layers_of_stages(t.model.n_layers, plan)
@@ -107,7 +104,7 @@ def _pipeline(t: Translation) -> list[str]:
         stages = [f"t*{count}" if count else "" for count in layers]
         stages[0], stages[-1] = f"E{',' if stages[0] else ''}{stages[0]}", f"{stages[-1]}{',' if stages[-1] else ''}L"
         return [*places, f"--pipeline-model-parallel-layout {'|'.join(stages)}"]
-    return [*places, f"--num-virtual-stages-per-pipeline-rank {virtual}"] if virtual > 1 else places
+    return [*places, t.argument("virtual_stages")] if virtual > 1 else places
 
 
 def _data_parallel(t: Translation) -> list[str]:
@@ -118,7 +115,7 @@ def _data_parallel(t: Translation) -> list[str]:
     if plan.optimizer == "muon":
         _without_distributed_optimizer(t)
     elif t.give("overlap_grad_reduce") and plan.dp * plan.cp > 1:
-        lines.append("--overlap-grad-reduce")
+        lines.append(t.argument("overlap_grad_reduce"))
     if plan.fsdp > 1 and stage > 0 and plan.optimizer != "muon":
         lines.append("--use-distributed-optimizer")
         lines += ["--overlap-param-gather"] if plan.overlap_grad_reduce else []
@@ -184,8 +181,7 @@ def _low_precision_gather(t: Translation) -> list[str]:
     if plan.precision == "nvfp4" or not plan.shards_optimizer:
         t.note("fp8_all_gather", "Megatron-LM gathers fp8 parameters with its distributed optimizer only")
         return []
-    t.give("fp8_all_gather")
-    return ["--fp8-param-gather"]
+    return [t.argument("fp8_all_gather")]
 
 
 def _checkpointing(t: Translation) -> list[str]:

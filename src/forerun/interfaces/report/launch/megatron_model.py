@@ -24,17 +24,17 @@ def model_arguments(t: Translation) -> list[str]:
     length = max(t.plan.seq_len, model.max_positions)
     position = {"rope": "rope", "learned": "learned_absolute", "none": "none"}[model.position]
     lines = [
-        f"--num-layers {model.n_layers}",
-        f"--hidden-size {model.hidden}",
-        f"--ffn-hidden-size {model.ffn_hidden}",
-        f"--num-attention-heads {model.n_heads}",
+        t.size("n_layers", model.n_layers),
+        t.size("hidden", model.hidden),
+        t.size("ffn_hidden", model.ffn_hidden),
+        t.size("n_heads", model.n_heads),
         f"--max-position-embeddings {length}",
         f"--position-embedding-type {position}",
         f"--normalization {'RMSNorm' if model.norm == 'rmsnorm' else 'LayerNorm'}",
         f"--attention-dropout {0.1 if stack.attention_dropout else 0.0}",
         f"--hidden-dropout {0.1 if stack.hidden_dropout else 0.0}",
         "--tokenizer-type NullTokenizer",
-        f"--vocab-size {model.vocab}",
+        t.size("vocab", model.vocab),
     ]
     multiple = t.own.constants["vocabulary_multiple"]
     if model.vocab % (multiple * t.plan.tp):
@@ -86,19 +86,19 @@ def _attention(t: Translation) -> list[str]:
     if model.sliding_window is not None:
         lines.append(f"--window-size {model.sliding_window},0")
     if model.mla is None:
-        lines.append(f"--kv-channels {model.head_dim}")
+        lines.append(t.size("head_dim", model.head_dim))
         if model.n_kv_heads != model.n_heads:
-            lines += ["--group-query-attention", f"--num-query-groups {model.n_kv_heads}"]
+            lines += ["--group-query-attention", t.size("n_kv_heads", model.n_kv_heads)]
         return lines
-    ranks = [] if model.mla.q_lora_rank is None else [f"--q-lora-rank {model.mla.q_lora_rank}"]
+    ranks = [] if model.mla.q_lora_rank is None else [t.size("mla.q_lora_rank", model.mla.q_lora_rank)]
     return [
         *lines,
         "--multi-latent-attention",
         *ranks,
-        f"--kv-lora-rank {model.mla.kv_lora_rank}",
-        f"--qk-head-dim {model.mla.qk_nope_dim}",
-        f"--qk-pos-emb-head-dim {model.mla.qk_rope_dim}",
-        f"--v-head-dim {model.mla.v_head_dim}",
+        t.size("mla.kv_lora_rank", model.mla.kv_lora_rank),
+        t.size("mla.qk_nope_dim", model.mla.qk_nope_dim),
+        t.size("mla.qk_rope_dim", model.mla.qk_rope_dim),
+        t.size("mla.v_head_dim", model.mla.v_head_dim),
     ]
 
 
@@ -113,21 +113,21 @@ def _dispatcher(t: Translation) -> list[str]:
 
 def _experts(t: Translation, moe: MoESpec) -> list[str]:
     lines = [
-        f"--num-experts {moe.n_experts}",
-        f"--moe-router-topk {moe.top_k}",
-        f"--moe-ffn-hidden-size {moe.expert_ffn}",
+        t.size("moe.n_experts", moe.n_experts),
+        t.size("moe.top_k", moe.top_k),
+        t.size("moe.expert_ffn", moe.expert_ffn),
         "--moe-grouped-gemm",
         *_dispatcher(t),
     ]
     if moe.n_dense_layers:
         lines.append(f"--moe-layer-freq [0]*{moe.n_dense_layers}+[1]*{t.model.n_layers - moe.n_dense_layers}")
     if moe.shared_ffn:
-        lines.append(f"--moe-shared-expert-intermediate-size {moe.shared_ffn}")
+        lines.append(t.size("moe.shared_ffn", moe.shared_ffn))
         lines += ["--moe-shared-expert-gate"] if moe.shared_gate else []
     if moe.router_bias:
         lines += ["--moe-router-score-function sigmoid", "--moe-router-enable-expert-bias"]
     if moe.n_groups > 1:
-        lines += [f"--moe-router-num-groups {moe.n_groups}", f"--moe-router-group-topk {moe.top_groups}"]
+        lines += [t.size("moe.n_groups", moe.n_groups), t.size("moe.top_groups", moe.top_groups)]
     if moe.capacity_factor is not None:
         lines += [f"--moe-expert-capacity-factor {moe.capacity_factor}", "--moe-pad-expert-input-to-capacity"]
     t.remark("router: losses that balance experts and groups of experts are not in the model here; add Megatron-LM's")

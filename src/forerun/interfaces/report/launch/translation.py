@@ -77,6 +77,15 @@ class Translation:
             for name in names
         }
 
+    def argument(self, name: str) -> str:
+        """Record that a file holds field `name`, and return it as an argument of a command line with its value."""
+        ((setting, value),) = self.entries(name).items()
+        return f"--{setting}" if value is True else f"--{setting} {value}"
+
+    def size(self, name: str, value: Any) -> str:
+        """Returns a size of the model, such as hidden or moe.top_k, as an argument of a command line."""
+        return f"--{self.own.sizes[name]} {value}"
+
     def implied(self, *names: str) -> None:
         """Record that the tool does what these fields say without a setting; fields with an outcome keep it."""
         self._implied |= dict.fromkeys(name for name in names if self.open(name))

@@ -1,0 +1,228 @@
+"""Megatron-LM's arguments read as a recipe: known answers, no script runs, and what --launch writes comes back."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forerun.common.errors import ForerunError
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.complete import complete_plan
+from forerun.describe.recipe.read import read_recipe
+from forerun.describe.recipe.shell import words_of_script
+from forerun.interfaces.report.launch.tools import launch, write_launch
+from forerun.sources.symbolic.schedule import layers_of_stages
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "interfaces" / "report"))
+from launch_cases import CLUSTER, random_case
+
+SCRIPT = r"""#!/bin/bash
+# It's a comment with a quotation mark.
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=4
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+CHECKPOINT_PATH=$1 #<path>
+TP_SIZE=${TP_SIZE:-4}
+DTYPE="fp8"
+MODEL_ARGS=(
+    --num-layers 32   # layers
+    --hidden-size 4096
+    --ffn-hidden-size 14336
+    --num-attention-heads 32
+    --group-query-attention
+    --num-query-groups 8
+    --seq-length 8192
+    --max-position-embeddings 8192
+    --position-embedding-type rope
+    --normalization RMSNorm
+    --swiglu
+    --untie-embeddings-and-output-weights
+    --disable-bias-linear
+)
+TRAINING_ARGS=(
+    --micro-batch-size 1
+    --global-batch-size 128
+    --lr 1e-4
+    --bf16
+    --grad-reduce-in-bf16
+    --save "$CHECKPOINT_PATH"
+    --tokenizer-name-of-mine x
+    --novel-switch
+)
+if [[ "$DTYPE" == "fp8" ]]; then
+    TRAINING_ARGS+=("--fp8-format hybrid" "--fp8-recipe tensorwise")
+else
+    TRAINING_ARGS+=(--fp16)
+fi
+PARALLEL="--tensor-model-parallel-size $TP_SIZE \
+    --sequence-parallel --pipeline-model-parallel-size 2 --use-distributed-optimizer --overlap-grad-reduce"
+torchrun --nproc_per_node $GPUS_PER_NODE --nnodes $NUM_NODES pretrain_gpt.py \
+    ${MODEL_ARGS[@]} ${TRAINING_ARGS[@]} \
+    ${PARALLEL} --vocab-size 128256
+"""
+
+
+def read(tmp_path, text, name="train.sh"):
+    path = tmp_path / name
+    path.write_text(text)
+    return read_recipe(path)
+
+
+def plan_of(recipe, gpus=None):
+    values, batch, gpus = recipe.under({}, None, gpus)
+    return complete_plan(values, n_gpus=gpus, global_batch=batch)
+
+
+def test_a_script_in_the_shape_of_the_examples(tmp_path):
+    recipe = read(tmp_path, SCRIPT)
+    plan = plan_of(recipe)
+    assert replace(recipe.named_model(), name="llama-3.1-8b") == load_model("llama-3.1-8b")
+    assert (plan.tp, plan.pp, plan.dp_shard, plan.world_size) == (4, 2, 4, 32)
+    assert (plan.seq_len, plan.micro_batch, plan.global_batch) == (8192, 1, 128)
+    assert (plan.zero_stage, plan.sequence_parallel, plan.overlap_grad_reduce) == (1, True, True)
+    assert (plan.precision, plan.fp8_recipe, plan.reduce_dtype) == ("fp8", "tensorwise", "bf16")
+    assert plan.stack == "megatron-core"
+    assert recipe.unused == ("novel-switch",)
+
+
+def test_arguments_as_yaml(tmp_path):
+    text = """
+ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}
+MODEL_ARGS:
+  --tensor-model-parallel-size: 2
+  --num-layers: 12
+  --hidden-size: 512
+  --num-attention-heads: 8
+  --seq-length: 1024
+  --max-position-embeddings: 1024
+  --vocab-file: ${DATA_PATH}/vocab.json
+  --merge-file: ${DATA_PATH}/merges.txt
+  --micro-batch-size: 4
+  --global-batch-size: 32
+  --recompute-granularity: full
+  --recompute-method: uniform
+  --recompute-num-layers: 1
+  --use-distributed-optimizer: false
+  --fp16: true
+"""
+    recipe = read(tmp_path, text, "model_config.yaml")
+    model, plan = recipe.named_model(), plan_of(recipe, 8)
+    assert (model.vocab, model.position, model.max_positions, model.mlp) == (50257, "learned", 1024, "gelu")
+    assert (model.ffn_hidden, model.qkv_bias, model.tied_embeddings) == (2048, True, True)
+    assert (plan.tp, plan.dp_shard, plan.n_microbatches, plan.zero_stage) == (2, 4, 2, 0)
+    assert (plan.activation_checkpointing, plan.precision) == ("full", "fp16")
+
+
+def test_fields_of_a_nemo_recipe(tmp_path):
+    text = """
+model: {tensor_model_parallel_size: 2, pipeline_model_parallel_size: 2, context_parallel_size: 1, num_layers: 16,
+  virtual_pipeline_model_parallel_size: null, sequence_parallel: true, hidden_size: 2048, num_attention_heads: 32,
+  num_query_groups: 8, ffn_hidden_size: 8192, vocab_size: 128256, gated_linear_unit: true, normalization: RMSNorm,
+  position_embedding_type: rope, add_bias_linear: false, share_embeddings_and_output_weights: true, seq_length: 4096}
+train: {micro_batch_size: 1, global_batch_size: 64}
+trainer: {devices: 8, num_nodes: 2}
+ddp: {use_distributed_optimizer: true, overlap_grad_reduce: true}
+mixed_precision: bf16_mixed
+"""
+    recipe = read(tmp_path, text, "recipe.yaml")
+    plan = plan_of(recipe)
+    assert replace(recipe.named_model(), name="llama-3.2-1b") == load_model("llama-3.2-1b")
+    assert (plan.tp, plan.pp, plan.dp_shard, plan.global_batch, plan.precision) == (2, 2, 4, 64, "bf16")
+    assert (plan.sequence_parallel, plan.zero_stage) == (True, 1)
+    assert recipe.unused == ()
+
+
+def test_a_plain_list_of_arguments(tmp_path):
+    text = "--tensor-model-parallel-size 2\n--seq-length=2048\n--micro-batch-size 2\n--bf16\n"
+    assert plan_of(read(tmp_path, text, "args.txt"), 4).dp_shard == 2
+    listed = "\n".join(f"- {line}" for line in text.splitlines())
+    assert plan_of(read(tmp_path, listed, "args.yaml"), 4) == plan_of(read(tmp_path, text, "args.txt"), 4)
+
+
+def test_what_launch_writes_is_read_back(tmp_path):
+    """Each field that the script holds comes back as it was, and so do the sizes of the model."""
+    compared = 0
+    for number in range(1000):
+        model, plan = random_case(number)
+        plan = replace(plan, stack="megatron-core")
+        try:
+            made = launch(plan, model, CLUSTER, "megatron-lm")
+        except ForerunError:
+            continue
+        write_launch(tmp_path / str(number), made.files)
+        recipe = read_recipe(tmp_path / str(number) / "launch.sh")
+        back = plan_of(recipe, plan.world_size)
+        held = set(made.written) - set(made.noted) - set(made.implied)
+        held -= {"layers_per_stage", "balance_ends", "activation_offload", "zero_stage", "fp8_recipe", "ddp_bucket_mib"}
+        held -= {"attention", "dispatcher", "cuda_graphs", "overlap_grad_reduce", "dp_replicate", "dp_shard"}
+        held -= {"precision"} if plan.precision == "tf32" else set()
+        held -= {"activation_checkpointing"} if "selective_policy" in made.noted else set()
+        held -= {"mesh_order"} if plan.pp == 1 else set()
+        held -= {"expert_overlap", "etp", "ep"} if model.moe is None else set()
+        for name in held:
+            assert getattr(plan, name) in (getattr(back, name), "auto"), (name, number, plan)
+        if plan.fsdp > 1 and plan.optimizer != "muon":
+            assert (back.zero_stage, back.dp_shard) == (plan.zero_stage, plan.dp_shard) or plan.zero_stage == 0, plan
+        assert back.world_size == plan.world_size
+        assert back.global_batch == plan.global_batch
+        assert layers_of_stages(model.n_layers, back) == layers_of_stages(model.n_layers, plan)
+        read_model = replace(recipe.named_model(), name=model.name, max_positions=model.max_positions)
+        assert read_model == model, (number, model)
+        assert recipe.unused == (), number
+        compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize(
+    "trick",
+    ["X=$(touch ran)", "X=`touch ran`", "eval touch ran", "touch ran", "X=$((0)) ; touch ran", ": ${X:=$(touch ran)}"],
+)
+def test_nothing_in_a_script_runs(trick, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = read(tmp_path, SCRIPT.replace("GPUS_PER_NODE=8", f"{trick}\nGPUS_PER_NODE=8"))
+    assert plan_of(recipe).world_size == 32
+    assert [path.name for path in tmp_path.iterdir()] == ["train.sh"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (SCRIPT.replace("TP_SIZE=${TP_SIZE:-4}", "TP_SIZE=$(rm -rf /)"), "must be a whole number, got"),
+        (
+            SCRIPT.replace("TP_SIZE=${TP_SIZE:-4}", "TP_SIZE=$2"),
+            'tensor-model-parallel-size must be a whole number, got "$2"',
+        ),
+        (SCRIPT.replace("--seq-length 8192", "--seq-length long"), "seq-length must be a whole number"),
+        (SCRIPT.replace("RMSNorm", "BatchNorm"), "normalization 'BatchNorm' is not known; known: LayerNorm, RMSNorm"),
+        (SCRIPT[: SCRIPT.index("--lr")], "never closed; is it cut short?"),
+        ("echo hello\n", "has none of Megatron-LM's arguments"),
+        ("", "has none of Megatron-LM's arguments"),
+        ("A=xx\n" + 'A="$A$A"\n' * 40 + "--seq-length $A\n", "expands to more than"),
+    ],
+)
+def test_a_wrong_script_is_one_line(text, says, tmp_path):
+    with pytest.raises(ForerunError) as caught:
+        plan_of(read(tmp_path, text))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_python_is_not_read(tmp_path):
+    with pytest.raises(ForerunError, match="nothing is run"):
+        read(tmp_path, "import os", "recipe.py")
+
+
+def test_branches_and_arithmetic():
+    text = (
+        'N=2\nM=$((N*4))\nif [ $N -gt 3 ]; then\nA=(--a 1)\nelif [ "$N" = 2 ]; then\nA=(--a 2)\nelse\nA=(--a 3)\nfi\n'
+    )
+    assert words_of_script(text + "python x.py ${A[@]} --m $M --n ${K:-7}\n", "x")[-6:] == [
+        "--a",
+        "2",
+        "--m",
+        "8",
+        "--n",
+        "7",
+    ]
