@@ -33,6 +33,7 @@ OWN_OPTIONS = {
         "--download",
         "--traces",
         "--trace-workers",
+        "--recipe",
         "--trace-limit",
         "--only",
         "--markdown",

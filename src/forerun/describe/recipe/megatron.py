@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from forerun.common.errors import ForerunError
-from forerun.common.yaml_files import parse_any_yaml
 from forerun.describe.kernels.attention import names_in
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.spec import ModelSpec
@@ -54,9 +53,8 @@ def read_script(text: str, path: Path) -> Recipe:
     return _recipe(_options(words_of_script(text, str(path))), path)
 
 
-def read_arguments(text: str, path: Path) -> Recipe:
-    """Returns the recipe in YAML: a list of arguments, arguments with their values, or fields of NeMo's recipes."""
-    data = parse_any_yaml(text, str(path))
+def read_arguments(data: Any, path: Path) -> Recipe:
+    """Returns the recipe in what a YAML file holds: arguments with or without their values, or fields of NeMo."""
     if isinstance(data, Mapping) and isinstance(data.get("MODEL_ARGS"), Mapping):
         data = data["MODEL_ARGS"]
     if isinstance(data, Sequence) and not isinstance(data, str):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from forerun.common.admission import read_text
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import parse_any_yaml
+from forerun.describe.recipe.deepspeed import read_accelerate, read_deepspeed
 from forerun.describe.recipe.megatron import read_arguments, read_script
 from forerun.describe.recipe.recipe import Recipe
 from forerun.describe.recipe.torchtitan import read_torchtitan
@@ -25,8 +27,12 @@ def read_recipe(path: Path) -> Recipe:
     if path.suffix in (".sh", ".txt", ".args", ".slurm", ".sbatch"):
         return read_script(text, path)
     if path.suffix in (".yaml", ".yml"):
-        return read_arguments(text, path)
+        data = parse_any_yaml(text, str(path))
+        of_accelerate = isinstance(data, dict) and "distributed_type" in data
+        return read_accelerate(data, path) if of_accelerate else read_arguments(data, path)
+    if path.suffix == ".json":
+        return read_deepspeed(text, path)
     if path.suffix == ".py":
         raise ForerunError(f"{path}: a recipe in Python is not read, as nothing is run; dump its configuration as YAML")
-    known = "torchtitan's .toml, Megatron-LM's arguments in .sh, .txt or .yaml, and NeMo's .yaml"
+    known = "torchtitan's .toml, Megatron-LM's .sh, .txt or .yaml, DeepSpeed's .json, NeMo's and accelerate's .yaml"
     raise ForerunError(f"{path}: ends in {path.suffix or 'nothing'}; read are {known}")

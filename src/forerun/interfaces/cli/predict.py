@@ -68,7 +68,7 @@ class Subject:
         typer.Option(
             metavar="FILE",
             help="What a tool trains with, for all that no option says: torchtitan's TOML, a script or YAML of"
-            " Megatron-LM's arguments, NeMo's YAML. Nothing in it runs.",
+            " Megatron-LM's arguments, YAML of NeMo or accelerate, DeepSpeed's JSON. Nothing in it runs.",
         ),
     ] = None
     gpus: Annotated[
