@@ -22,7 +22,7 @@ ROOMS = {
     "common": [
         ["version", "errors", "units", "arrays", "former_names"],
         ["admission"],
-        ["files", "native", "processes", "content", "records"],
+        ["files", "native", "processes", "content", "records", "own_code"],
         ["jit", "ray_cluster", "toml_files", "parsed_yaml", "array_files", "shown"],
         ["yaml_files"],
         ["build_ahead"],
