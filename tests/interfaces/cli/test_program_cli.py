@@ -302,7 +302,7 @@ def test_plan_exits_with_2_if_no_program_can_be_read(forerun, programs):
 
 PLAN_ASK = ("plan", "--programs", "runs", *CLUSTER)
 BAD = [
-    (("predict", *CLUSTER), "give a model, or a saved program with --program"),
+    (("predict", *CLUSTER), "give a model, a saved program with --program, or a tool's file with --recipe"),
     (("predict", "llama-3.1-8b", *ASK), "not both"),
     (("predict", "--program", "missing.program", *CLUSTER), "missing.program: can't be read"),
     (("predict", "--program", "runs/notes.txt", *CLUSTER), "notes.txt: damaged or not a saved Program"),
