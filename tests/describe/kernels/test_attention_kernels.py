@@ -28,7 +28,7 @@ OTHERS = {
     "interfaces/report/launch/torchtitan_registry.py": "torchtitan's names of its modules",
     "describe/recipe/torchtitan.py": "torchtitan's names of its modules",
     "describe/recipe/torchtitan_model.py": "torchtitan's names of its modules",
-    "describe/recipe/megatron.py": "Megatron-LM's word for a dispatcher, and the kernel of a word that several kernels share",
+    "describe/recipe/megatron.py": "Megatron-LM's word for a dispatcher, and one kernel of a word that several share",
     "describe/stacks/stack.py": "the kernel of a stack that states none",
     "core/program/builder.py": "the kernel of a row that states none",
 }
