@@ -26,10 +26,10 @@ def test_a_good_plan_is_near_the_best_and_a_slow_one_is_not(tmp_path: Path) -> N
         tmp_path, QUICK, {**SLOW, "global_batch_seqs": "32", "software": "torchtitan, later", "gpu": "H800-SXM"}
     )
     assert good.is_near
-    assert good.best_s * (1 + good.behind) == pytest.approx(good.step_time_s)
+    assert good.standing.best_s * (1 + good.standing.behind) == pytest.approx(good.standing.step_time_s)
     assert not slow.is_near
-    assert slow.rank == PLACES + 1
-    assert slow.behind > good.behind
+    assert slow.standing.rank == PLACES + 1
+    assert slow.standing.behind > good.standing.behind
 
 
 def test_a_plan_that_a_search_finds_best_has_rank_1(tmp_path: Path) -> None:
@@ -39,8 +39,8 @@ def test_a_plan_that_a_search_finds_best_has_rank_1(tmp_path: Path) -> None:
     cells |= {"micro_batch": str(best.micro_batch), "n_microbatches": str(best.n_microbatches)}
     assert best.activation_checkpointing == "none"
     (again,) = ranks_of(tmp_path, {**cells, "grad_accum": str(best.n_microbatches)})
-    assert again.rank <= 2  # the reshard policy of a row is the framework's default
-    assert again.behind < 0.03
+    assert again.standing.rank <= 2  # the reshard policy of a row is the framework's default
+    assert again.standing.behind < 0.03
 
 
 def test_of_several_plans_for_one_question_the_fastest_measured_is_ranked(tmp_path: Path) -> None:
@@ -54,4 +54,4 @@ def test_the_table_counts_the_plans_that_are_near(tmp_path: Path) -> None:
     print_ranks(ranks, out)
     assert "1 of 1 plans are among the first 5 or within 3 % of the best" in out.export_text()
     (record,) = ranks_record(ranks)
-    assert (record["rank"], record["n_gpus"], record["stack"]) == (ranks[0].rank, 16, "torchtitan")
+    assert (record["rank"], record["n_gpus"], record["stack"]) == (ranks[0].standing.rank, 16, "torchtitan")

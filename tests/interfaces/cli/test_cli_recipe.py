@@ -62,3 +62,37 @@ def test_a_wrong_recipe_is_one_line(name, text, message, forerun, tmp_path):
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_search_asks_what_the_recipe_says_and_ranks_its_plan(forerun, tmp_path):
+    (tmp_path / "train.toml").write_text(TOML)
+    small = (
+        "--recipe",
+        "train.toml",
+        "--cluster",
+        "h100-sxm",
+        "--max-tp",
+        "1",
+        "--max-pp",
+        "1",
+        "--json",
+        "--top",
+        "2",
+    )
+    done = forerun("plan", *small)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert [answer[name] for name in ("n_gpus", "seq_len", "global_batch")] == [8, 4096, 8]
+    own, plans = answer["recipe"], answer["top"]
+    assert own["plan"]["activation_checkpointing"] == "none"
+    assert {plan["plan"]["stack"] for plan in plans} == {own["plan"]["stack"]}
+    assert own["rank"] == 1 + sum(plan["step_time_s"] < own["step_time_s"] for plan in plans)
+    assert own["behind"] == pytest.approx(own["step_time_s"] / plans[0]["step_time_s"] - 1)
+
+
+def test_a_search_says_what_the_recipe_leaves_open(forerun, tmp_path):
+    (tmp_path / "rest.toml").write_text(TOML.replace("= 8", "= -1"))
+    open_recipe = ("plan", "--recipe", "rest.toml", "--cluster", "h100-sxm")
+    assert "does not say on how many GPUs it runs; give --gpus" in forerun(*open_recipe).stderr
+    assert "does not say how many sequences a step has" in forerun(*open_recipe, "--gpus", "8").stderr
+    assert "give --recipe or --programs, not both" in forerun(*open_recipe, "--programs", ".").stderr

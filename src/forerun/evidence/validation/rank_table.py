@@ -22,10 +22,10 @@ def ranks_record(ranks: Sequence[Rank]) -> list[dict[str, Any]]:
             "n_gpus": each.row.n_gpus,
             "global_batch": each.row.global_batch_seqs,
             "stack": each.plan.stack,
-            "rank": each.rank,
-            "behind": each.behind,
+            "rank": each.standing.rank,
+            "behind": each.standing.behind,
             "is_near": each.is_near,
-            "fits": each.fits,
+            "fits": each.standing.prediction.fits,
             "plan": _words(each),
             "best": each.best.describe(),
         }
@@ -40,15 +40,15 @@ def print_ranks(ranks: Sequence[Rank], console: Console) -> None:
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     table.add_column("the best plan")
     for each in ranks:
-        rank = str(each.rank) if each.rank <= PLACES else f"over {PLACES}"
-        table.add_row(rank, f"{each.behind:+.1%}", each.row.id, _words(each), _of(each.best))
+        rank = str(each.standing.rank) if each.standing.rank <= PLACES else f"over {PLACES}"
+        table.add_row(rank, f"{each.standing.behind:+.1%}", each.row.id, _words(each), _of(each.best))
     console.print(table)
     near = sum(each.is_near for each in ranks)
     console.print(f"{near} of {len(ranks)} plans are among the first {PLACES} or within 3 % of the best")
 
 
 def _words(each: Rank) -> str:
-    return _of(each.plan) + ("" if each.fits else " (does not fit)")
+    return _of(each.plan) + ("" if each.standing.prediction.fits else " (does not fit)")
 
 
 def _of(plan: Plan) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from forerun.answers.search.search import search
+from forerun.answers.search.standing import Standing, standing, unchosen_fields
 from forerun.common.errors import ForerunError
 from forerun.describe.model.spec import ModelSpec
-from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import Plan
 from forerun.evidence.validation.hardware import Hardware
 from forerun.evidence.validation.metrics import measured_time_s
@@ -24,13 +24,6 @@ PLACES = 5
 """places that are proved; an expert's plan should be among them"""
 NEAR = 0.03
 """share by which an expert's plan may be slower than the best and still count as near"""
-_FREE = {
-    *("micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp", "zero_stage"),
-    *("reshard_after_forward", "pp_schedule", "virtual_stages", "activation_checkpointing", "selective_policy"),
-    *("recompute_modules", "expert_overlap", "dispatcher", "checkpoint_every", "layers_per_stage", "balance_ends"),
-    *("sequence_parallel", "seq_len", "mesh_order", "optimizer_impl", "activation_offload"),
-}
-"""plan fields that a search chooses, or that follow from its question"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +32,13 @@ class Rank:
 
     row: Measurement
     plan: Plan
-    step_time_s: float
-    """predicted time of the published plan"""
-    fits: bool
-    rank: int
-    """1 for the best; PLACES + 1 where at least that many plans are faster"""
+    standing: Standing
     best: Plan
-    best_s: float
-
-    @property
-    def behind(self) -> float:
-        """Share by which the published plan is slower than the best; negative where it is faster than all that fit."""
-        return self.step_time_s / self.best_s - 1
 
     @property
     def is_near(self) -> bool:
         """Returns whether the plan is among the proved places or nearly as fast as the best."""
-        return self.rank <= PLACES or self.behind <= NEAR
+        return self.standing.rank <= PLACES or self.standing.behind <= NEAR
 
 
 def published_ranks(
@@ -90,15 +73,11 @@ def _rank(row: Measurement, models: Mapping[str, ModelSpec], hardware: Hardware,
     if result.prediction is None or result.inputs is None:
         return None
     model, plan, cluster = result.inputs.model, result.inputs.plan, result.inputs.cluster
-    fixed = {name: getattr(plan, name) for name in FIELD_TYPES if name not in _FREE}
     try:
         place = (model, cluster, plan.world_size, plan.seq_len, plan.global_batch)
-        listed = search(*place, fixed=fixed, keep=PLACES, workers=1).top(PLACES)
+        listed = search(*place, fixed=unchosen_fields(plan), keep=PLACES, workers=1).top(PLACES)
     except ForerunError:  # the stack has no search, or none of its plans can run
         return None
     if not listed:
         return None
-    time_s = result.prediction.step_time_s
-    faster = sum(other.step_time_s < time_s * (1 - 1e-9) for other in listed)
-    best = listed[0]
-    return Rank(row, plan, time_s, result.prediction.fits, faster + 1, best.own_plan(), best.step_time_s)
+    return Rank(row, plan, standing(result.prediction, listed), listed[0].own_plan())

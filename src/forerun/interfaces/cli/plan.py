@@ -20,6 +20,8 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_model
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.plan import Plan
 from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
@@ -29,6 +31,7 @@ from forerun.interfaces.cli.option_groups import given
 from forerun.interfaces.cli.plan_options import parse, with_plan_options
 from forerun.interfaces.cli.plan_search import TOP, Question, Shown, range_of_searches, single_search
 from forerun.interfaces.cli.program_options import Conditions, refuse
+from forerun.interfaces.cli.recipe_question import recipe_question
 from forerun.interfaces.cli.report_option import typed
 from forerun.interfaces.report.programs import print_programs, programs_record, write_programs_csv
 from forerun.interfaces.report.progress import progress_bar
@@ -52,6 +55,14 @@ class Subject:
     ] = None
     programs: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Saved programs (forerun trace) to rank in place of plans.")
+    ] = None
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A tool's file (as for predict --recipe) whose model, GPUs and batch are asked about, and all that a"
+            " search does not choose. Its own plan is shown beside the best ones.",
+        ),
     ] = None
     gpus: Annotated[
         str | None,
@@ -161,9 +172,11 @@ def plan(
     for file in (shown.csv, work.store, shown.pictures):
         if file is not None and not file.absolute().parent.is_dir():
             raise ForerunError(f"{file}: can't be written: there is no folder {file.parent}; make it")
-    if (subject.model is None) == (subject.programs is None):
-        both = "give a model or --programs, not both"
-        raise ForerunError(f"plan: {both if subject.model else 'give a model, or saved programs with --programs'}")
+    described = subject.model is not None or subject.recipe is not None
+    if described == (subject.programs is not None):
+        both = f"give {'a model' if subject.model else '--recipe'} or --programs, not both"
+        neither = "give a model, a tool's file with --recipe, or saved programs with --programs"
+        raise ForerunError(f"plan: {both if described else neither}")
     if subject.cluster is None:
         raise ForerunError("plan: --cluster is missing; forerun clusters lists the presets")
     launch.check()
@@ -177,25 +190,21 @@ def plan(
         _rank(subject, where, options, under, work, shown)
         return
     refuse({"tokens_per_step": under.tokens_per_step}, "only with --programs; leave it out")
-    required = {"gpus": subject.gpus, "seq-len": subject.seq_len, "global-batch": subject.global_batch}
-    absent = ", ".join(f"--{name}" for name, value in required.items() if value is None)
-    if subject.model is None or subject.gpus is None or subject.seq_len is None or subject.global_batch is None:
-        raise ForerunError(f"plan: {absent} missing; give it with the model")
-    n_gpus, batches = whole_numbers(subject.gpus, "--gpus"), whole_numbers(subject.global_batch, "--global-batch")
     given_fields: dict[str, Any] = parse(fields, plan_file, several=True)
     shown.check_heat(given_fields)
-    model = load_model(subject.model)
+    asked = _asked(subject, given_fields)
+    model, given_fields = asked.model, asked.fixed
     is_open = "stack" not in given_fields and anchor is None and options.space == "default"
     fixed = with_open_stacks(given_fields, launch.launch) if is_open else given_fields
     changed = {"--network": under.network, "--anchor": anchor}
     question = Question(
         model,
         where=with_anchor(anchor, model, where, fixed),
-        gpus=n_gpus,
-        seq_len=subject.seq_len,
-        batches=batches,
+        gpus=asked.gpus,
+        seq_len=asked.seq_len,
+        batches=asked.batches,
         options={
-            "objective": options.objective or ("time" if len(batches) == 1 else "tokens"),
+            "objective": options.objective or ("time" if len(asked.batches) == 1 else "tokens"),
             "memory_limit_gib": options.memory_limit_gib(where, under.memory_limit),
             "fixed": fixed,
             "limits": options.limits(),
@@ -210,13 +219,42 @@ def plan(
             "pareto": options.pareto_plans if options.pareto else None,
         },
         choices=unmeasured_stacks() if is_open and launch.launch is None else (),
-        names=(subject.model, subject.cluster),
+        names=(subject.model or model.name, subject.cluster),
+        own_plan=asked.own_plan,
         place="".join(f" {name} {shlex.quote(str(value))}" for name, value in changed.items() if value),
         command=typed(context),
     )
     fits = (range_of_searches if question.is_range else single_search)(question, shown, launch)
     if not fits:
         raise typer.Exit(NOTHING_FITS)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Whose plans are searched, for which runs, and what is fixed."""
+
+    model: ModelSpec
+    seq_len: int
+    gpus: tuple[int, ...]
+    batches: tuple[int, ...]
+    fixed: dict[str, Any]
+    own_plan: Plan | None = None
+    """the plan of a recipe"""
+
+
+def _asked(subject: Subject, fields: dict[str, Any]) -> _Asked:
+    """Returns the question of the command. Raises ForerunError for what is missing or wrong."""
+    gpus = () if subject.gpus is None else whole_numbers(subject.gpus, "--gpus")
+    batches = () if subject.global_batch is None else whole_numbers(subject.global_batch, "--global-batch")
+    if subject.recipe is not None:
+        first = (gpus[0] if gpus else None, batches[0] if batches else None)
+        of = recipe_question(subject.recipe, subject.model, fields, subject.seq_len, *first)
+        return _Asked(of.model, of.seq_len, gpus or (of.gpus,), batches or (of.batch,), of.fixed, of.plan)
+    required = {"gpus": subject.gpus, "seq-len": subject.seq_len, "global-batch": subject.global_batch}
+    absent = ", ".join(f"--{name}" for name, value in required.items() if value is None)
+    if subject.model is None or subject.seq_len is None or absent:
+        raise ForerunError(f"plan: {absent} missing; give it with the model")
+    return _Asked(load_model(subject.model), subject.seq_len, gpus, batches, fields)
 
 
 def _rank(

@@ -18,6 +18,7 @@ from forerun.answers.search.heat import DATA_PARALLEL, HeatMap, heat_map, tellin
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.search import search
 from forerun.answers.search.space import make_spaces
+from forerun.answers.search.standing import Standing, standing
 from forerun.answers.search.sweep import sweep
 from forerun.answers.search.why import Verdict, why
 from forerun.common.errors import ForerunError, UnknownName
@@ -26,6 +27,7 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.parameters import model_flops_per_token
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import FIELD_TYPES
+from forerun.describe.plan.plan import Plan
 from forerun.evidence.fitting.anchor import best_anchor
 from forerun.interfaces.cli.anchor_option import SuggestAnchor
 from forerun.interfaces.cli.launch_option import LaunchOptions
@@ -38,8 +40,14 @@ from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.pictures import write_pictures
 from forerun.interfaces.report.pictures_of_results import search_pictures, sweep_pictures
 from forerun.interfaces.report.progress import progress_bar
-from forerun.interfaces.report.records_of_searches import search_record, sweep_record, verdict_record, write_csv
-from forerun.interfaces.report.search_console import print_search, print_sweep, print_verdict
+from forerun.interfaces.report.records_of_searches import (
+    search_record,
+    standing_record,
+    sweep_record,
+    verdict_record,
+    write_csv,
+)
+from forerun.interfaces.report.search_console import print_search, print_standing, print_sweep, print_verdict
 from forerun.interfaces.report.sweep_document import sweep_document
 from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.wording import command_line, plan_words
@@ -68,6 +76,8 @@ class Question:
     """options of the command that change what is predicted"""
     command: str
     """what the user typed"""
+    own_plan: Plan | None = None
+    """the plan of the recipe that asks, to show beside the best ones"""
 
     @property
     def is_range(self) -> bool:
@@ -143,15 +153,19 @@ def single_search(question: Question, shown: Shown, launch: LaunchOptions) -> bo
     with progress_bar("simulating") as advance:
         result = search(*place, keep=top, progress=advance, choices=question.choices, **options)
     verdict = None if asked is None or alone is None else why(result, asked, alone)
+    stands = _standing(question, result, top)
     suggested = _suggested(question, result, top) if shown.suggest_anchor else None
     if shown.csv is not None:
         write_csv(shown.csv, result)
     if shown.as_json:
         more: dict[str, Any] = {} if verdict is None else {"why": verdict_record(verdict)}
+        more |= {} if stands is None else {"recipe": standing_record(stands)}
         more |= {} if suggested is None else {"suggested_anchor": suggested + 1}
         print(to_json(search_record(result, top) | more))
     else:
         _print_search(question, shown, result, top, verdict)
+        if stands is not None:
+            print_standing(console(), stands, top)
         if suggested is not None:
             words = f"Measured and given as --anchor, place {suggested + 1} tells most about the other places: "
             console().print(words + plan_words(result.ranked[suggested].own_plan()), soft_wrap=True)
@@ -209,6 +223,16 @@ def _print_search(question: Question, shown: Shown, result: SearchResult, top: i
     if verdict is not None and shown.why is not None:
         out.print()
         print_verdict(out, shown.why, verdict)
+
+
+def _standing(question: Question, result: SearchResult, top: int) -> Standing | None:
+    """Returns where the recipe's own plan stands; None where there is none, or nothing fits."""
+    if question.own_plan is None or not result.ranked:
+        return None
+    options = question.options
+    where = limited(question.where, options["memory_limit_gib"])
+    setup = Setup(question.model, question.own_plan, where, options["network"], options["measured"], replays=True)
+    return standing(simulate_setup(setup).prediction, result.top(top))
 
 
 def _suggested(question: Question, result: SearchResult, top: int) -> int | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forerun.answers.search.choices import Choice
     from forerun.answers.search.front import Front
     from forerun.answers.search.result import SearchResult
+    from forerun.answers.search.standing import Standing
     from forerun.answers.search.why import Verdict
 
 
@@ -66,6 +67,18 @@ def front_record(front: Front) -> dict[str, Any]:
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
     """What became of the plans that the user asked about; `plan` is null if there is none."""
     return {"text": verdict.text, "plan": None if verdict.plan is None else plan_record(verdict.plan)}
+
+
+def standing_record(stands: Standing) -> dict[str, Any]:
+    """Where a recipe's own plan stands; `rank` is one more than the listed plans where all of them are faster."""
+    prediction = stands.prediction
+    return {
+        "plan": plan_record(prediction.own_plan()),
+        "step_time_s": stands.step_time_s,
+        "fits": prediction.fits,
+        "rank": stands.rank,
+        "behind": stands.behind,
+    }
 
 
 def sweep_record(sweep: Sweep) -> dict[str, Any]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from forerun.answers.analysis.prediction import Prediction
     from forerun.answers.search.front import Front
     from forerun.answers.search.result import SearchResult
+    from forerun.answers.search.standing import Standing
     from forerun.answers.search.why import Verdict
 
 
@@ -68,6 +69,15 @@ def print_verdict(out: Console, asked: str, verdict: Verdict) -> None:
     """Print in one line what became of the plans that the user asked about."""
     plan = "" if verdict.plan is None else f" ({plan_words(verdict.plan)})"
     out.print(f"{asked}: {verdict.text}{plan}", soft_wrap=True)
+
+
+def print_standing(out: Console, stands: Standing, top: int) -> None:
+    """Print in one line where a recipe's own plan stands among the `top` best ones."""
+    own, place = stands.prediction.own_plan(), f"place {stands.rank}" if stands.rank <= top else f"behind place {top}"
+    apart = f"{abs(stands.behind):.1%} {'slower' if stands.behind >= 0 else 'faster'} than the best plan that fits"
+    fits = "" if stands.prediction.fits else "; it does not fit"
+    words = f"The recipe's own plan ({plan_words(own)}): {stands.step_time_s:.4g} s a step, {place}, {apart}{fits}"
+    out.print(words, soft_wrap=True)
 
 
 def print_sweep(out: Console, sweep: Sweep, flops_per_token: float, again: str) -> None:

@@ -1,0 +1,88 @@
+"""The question that a recipe asks of a search: its model, GPUs and batch, with all that a search does not choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.answers.search.standing import CHOSEN, unchosen_fields
+from forerun.common.errors import ForerunError, ImpossiblePlan
+from forerun.describe.model.catalog import load_model
+from forerun.describe.model.spec import ModelSpec
+from forerun.describe.plan.complete import REST, complete_plan
+from forerun.describe.plan.plan import Plan
+from forerun.describe.recipe.read import read_recipe
+from forerun.describe.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class RecipeQuestion:
+    """What a search takes from a recipe where no option says it."""
+
+    model: ModelSpec
+    seq_len: int
+    gpus: int
+    batch: int
+    fixed: dict[str, Any]
+    """fields of plans that are as in the recipe"""
+    plan: Plan | None
+    """the recipe's own plan; None where options ask about another run"""
+
+
+def recipe_question(
+    path: Path,
+    model: str | None,
+    options: Mapping[str, Any],
+    seq_len: int | None,
+    gpus: int | None,
+    batch: int | None,
+) -> RecipeQuestion:
+    """Returns the question of the recipe at `path`, in which the other arguments go before what the recipe says.
+
+    `options` are fields of plans.
+
+    Raises ForerunError for a recipe that can't be read, or says too little.
+    """
+    recipe = read_recipe(path)
+    spec = recipe.named_model() if model is None else recipe.noted(load_model(model))
+    own = None if seq_len or gpus or batch else _own_plan(recipe)
+    seq_len = seq_len or recipe.values.get("seq_len")
+    if seq_len is None:
+        raise ForerunError(f"{recipe.place}: does not say how long a sequence is; give --seq-len")
+    gpus, batch = gpus or _gpus(recipe, own), batch or _batch(recipe, own)
+    kept = {name: value for name, value in recipe.values.items() if name not in CHOSEN and name not in options}
+    stack = options.get("stack", recipe.values.get("stack"))
+    stated = {"stack": stack} if isinstance(stack, str) else {}
+    base = Plan(**(kept | stated | {"seq_len": seq_len}))
+    fixed = {name: value for name, value in unchosen_fields(base).items() if name not in options}
+    asks_the_same = own is not None and all(getattr(own, name) == value for name, value in options.items())
+    return RecipeQuestion(spec, seq_len, gpus, batch, {**fixed, **options}, own if asks_the_same else None)
+
+
+def _own_plan(recipe: Recipe) -> Plan | None:
+    """Returns the plan that the recipe trains with, or None where it leaves GPUs or batch open."""
+    if recipe.gpus is None and REST in (recipe.values.get("dp_shard"), recipe.values.get("dp_replicate")):
+        return None
+    values, batch, gpus = recipe.under({}, None, None)
+    try:
+        return complete_plan(values, n_gpus=gpus, global_batch=batch)
+    except ImpossiblePlan:
+        raise
+    except ForerunError:
+        return None
+
+
+def _gpus(recipe: Recipe, own: Plan | None) -> int:
+    found = recipe.gpus or (None if own is None else own.world_size)
+    if found is None:
+        raise ForerunError(f"{recipe.place}: does not say on how many GPUs it runs; give --gpus")
+    return found
+
+
+def _batch(recipe: Recipe, own: Plan | None) -> int:
+    found = (None if own is None else own.global_batch) or recipe.global_batch
+    if found is None:
+        raise ForerunError(f"{recipe.place}: does not say how many sequences a step has; give --global-batch")
+    return found
