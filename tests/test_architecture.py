@@ -3,9 +3,9 @@
 import ast
 import re
 import runpy
+from functools import cache
 from pathlib import Path
-
-import pytest
+from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "forerun"
 WINGS = [
@@ -96,16 +96,38 @@ def is_below(other: str, room: str) -> bool:
     return FLOOR[other] < FLOOR[room] if wing == others else WING_FLOOR[others] < WING_FLOOR[wing]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_room_imports_only_rooms_below_it(path):
-    room = room_of(path)
-    rooms = imported_rooms(ast.parse(path.read_text(encoding="utf-8"))) - {room}
-    if room in WING_FLOOR:
-        assert not rooms, f"{path} introduces a wing and imports nothing"
-        return
-    assert room in FLOOR, f"give room {room} a floor"
-    for other in rooms:
-        assert is_below(other, room), f"{room} imports {other}, which is not below it"
+class Facts(NamedTuple):
+    """What the rules ask of one module."""
+
+    rooms: set[str]
+    """the rooms that it imports"""
+    hidden: set[str]
+    """what it imports inside of functions"""
+    loads: set[str]
+    """the calls that open or parse what comes in"""
+
+
+@cache
+def facts() -> dict[Path, Facts]:
+    """The facts of every module, each of which is parsed once and its tree not kept."""
+    trees = ((path, ast.parse(path.read_text(encoding="utf-8"))) for path in MODULES)
+    return {path: Facts(imported_rooms(tree), imported_in_functions(tree), loads(tree)) for path, tree in trees}
+
+
+def test_a_room_imports_only_rooms_below_it():
+    imported = {path: found.rooms - {room_of(path)} for path, found in facts().items()}
+    rooms = {path: room_of(path) for path in MODULES}
+    assert {room for room in rooms.values() if room not in WING_FLOOR} == set(FLOOR), "every room has a floor"
+    introduce = {path: others for path, others in imported.items() if rooms[path] in WING_FLOOR}
+    assert not any(introduce.values()), "a module that introduces a wing imports nothing"
+    upwards = [
+        f"{path.relative_to(SOURCE)} imports {other}, which is not below {rooms[path]}"
+        for path, others in imported.items()
+        if path not in introduce
+        for other in others
+        if not is_below(other, rooms[path])
+    ]
+    assert upwards == []
 
 
 def test_every_wing_says_in_one_sentence_what_it_is():
@@ -119,18 +141,20 @@ def test_every_wing_says_in_one_sentence_what_it_is():
         assert "\n" not in says
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_import_hides_in_a_function(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def imported_in_functions(tree: ast.AST) -> set[str]:
     functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    hidden = {
+    return {
         alias.name
         for function in functions
         for node in ast.walk(function)
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for alias in node.names
     }
-    assert hidden <= LAZY.get(path, set())
+
+
+def test_no_import_hides_in_a_function():
+    hidden = {path: found.hidden - LAZY.get(path, set()) for path, found in facts().items()}
+    assert {path: names for path, names in hidden.items() if names} == {}
 
 
 def test_the_picture_of_the_design_page_is_of_these_imports():
@@ -212,12 +236,10 @@ def loads(tree: ast.AST) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_what_comes_in_goes_through_the_admission_layer(path):
-    inside = path.relative_to(SOURCE).as_posix()
-    if inside in READERS or any(inside.startswith(own) for own in OF_ITS_OWN):
-        return
-    assert loads(ast.parse(path.read_text(encoding="utf-8"))) == set()
+def test_what_comes_in_goes_through_the_admission_layer():
+    found = {path.relative_to(SOURCE).as_posix(): one.loads for path, one in facts().items()}
+    inputs = {name for name in found if name not in READERS and not name.startswith(tuple(OF_ITS_OWN))}
+    assert {name: found[name] for name in inputs if found[name]} == {}
 
 
 def test_the_rule_would_notice_a_reader():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command_here import run_here
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -66,11 +67,19 @@ def test_every_page_is_in_the_site():
     assert sorted(paths(site["nav"])) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
+def ended(command, folder):
+    """How a command of a page ends in `folder`. The command `forerun` runs in this process, all else in a shell."""
+    if command.startswith("forerun ") and not set(command) & set("|&;<>$`\"'\\"):
+        return run_here(folder, *command.split()[1:])
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    options = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run(["bash", "-c", command], check=False, **options)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_the_commands_of_a_page_run(page, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ran = 0
     for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         if named := re.fullmatch(r'yaml title="([\w.]+)"', kind):
@@ -78,15 +87,7 @@ def test_the_commands_of_a_page_run(page, tmp_path):
         commands = re.findall(r"^\$ (.*)$", text, re.M) if kind == "console" else []
         commands += [f'"{sys.executable}" - <<"END"\n{text}\nEND'] if kind == "python" else []
         for command in commands:
-            done = subprocess.run(
-                ["bash", "-c", command],
-                cwd=tmp_path,
-                env={**os.environ, "PATH": paths},
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
+            done = ended(command, tmp_path)
             assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
             ran += 1
     assert ran

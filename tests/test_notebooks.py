@@ -15,8 +15,17 @@ def test_there_are_notebooks():
     assert {path.stem for path in NOTEBOOKS} == {"plan_a_run", "trace_and_predict", "scaling_study"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+USUAL = "scaling_study"
+"""the notebook of every run of the tests; the others are of the long ones"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=pytest.mark.slow if path.stem == USUAL else pytest.mark.long)
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

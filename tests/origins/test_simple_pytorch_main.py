@@ -22,7 +22,7 @@ from forerun.core.program.types import Phase
 from forerun.interfaces.cli.main import run
 
 pytest.importorskip("torch", reason="tracing needs torch")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 SCRIPT = Path(__file__).with_name("compiled_transformer.py")
 CHECKOUT = os.environ.get("FORERUN_SIMPLE_PYTORCH", "")
 LACKING = [name for name in ("einops", "rich") if importlib.util.find_spec(name) is None]
@@ -91,7 +91,6 @@ def test_the_default_takes_what_its_author_measured(ours):
     assert prediction["step_time_s"] * 1000 == pytest.approx(MEASURED_MS[()], rel=0.05)
 
 
-@pytest.mark.long
 def test_logits_of_four_gib_are_there(tmp_path):
     program, prediction = traced(SCRIPT, tmp_path, "-b", "16", "-d", "1", "-w", "512")
     assert largest_tensor(program) == 1 << 32

@@ -99,8 +99,9 @@ for _ in range(3):
 
 
 def done(folder, *arguments, path=None):
-    """How `forerun ARGUMENTS` ends; what traces is a command of its own."""
-    if arguments[0] != "trace":
+    """How `forerun ARGUMENTS` ends. It is a command of its own with packages in `path`, and where a trace shows what
+    its processes print."""
+    if path is None and "--show-output" not in arguments:
         return run_here(folder, *arguments)
     environment = dict(os.environ)
     if path is not None:

@@ -49,6 +49,11 @@ class Malformed(NamedTuple):
     suffix: str = ".yaml"
 
 
+def _yaml(data: object) -> str:
+    """`data` as YAML, in a tenth of the time that `yaml.safe_dump` takes: every worker writes all cases."""
+    return yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False)
+
+
 def malformed() -> list[Malformed]:
     """All of them, in an order that doesn't change."""
     rows = [row for row in key_table() if row.key not in ("description",)]
@@ -77,7 +82,7 @@ def _changed(section: str, key: str, value: object) -> str:
         data.setdefault(section, {})[name] = value
     else:
         data[name] = value
-    return yaml.safe_dump(data, sort_keys=False)
+    return _yaml(data)
 
 
 def _misspelt(row: KeyRow) -> Iterator[Malformed]:
@@ -110,13 +115,13 @@ def _out_of_range(row: KeyRow) -> Iterator[Malformed]:
 def _missing() -> Iterator[Malformed]:
     for section in ("hardware", "model", "training"):
         data = {name: keys for name, keys in RIGHT.items() if name != section}
-        yield Malformed(f"no {section}", yaml.safe_dump(data), section)
+        yield Malformed(f"no {section}", _yaml(data), section)
     for section, key in (("hardware", "gpu_model"), ("model", "model_type"), ("training", "batch_size_per_gpu")):
         data = copy.deepcopy(RIGHT)
         del data[section][key]
-        yield Malformed(f"no {section}.{key}", yaml.safe_dump(data), key)
+        yield Malformed(f"no {section}.{key}", _yaml(data), key)
         data[section] = None
-        yield Malformed(f"{section} is empty", yaml.safe_dump(data), key)
+        yield Malformed(f"{section} is empty", _yaml(data), key)
     for path, entry in ENTRIES.items():
         section, _, key = path.partition(".")
         for inner in entry:
@@ -153,7 +158,7 @@ def _with(**sections: object) -> str:
             data[name] = {key: value for key, value in {**data.get(name, {}), **keys}.items() if value is not None}
         else:
             data[name] = keys
-    return yaml.safe_dump(data, sort_keys=False)
+    return _yaml(data)
 
 
 def _contradictions() -> Iterator[Malformed]:
@@ -284,7 +289,7 @@ def _other_shapes() -> Iterator[Malformed]:
 
 
 def _broken_texts() -> Iterator[Malformed]:
-    right = yaml.safe_dump(RIGHT)
+    right = _yaml(RIGHT)
     for what, text, names in (
         ("empty", "", "expected keys and values"),
         ("a comment", "# nothing\n", "expected keys and values"),

@@ -199,7 +199,9 @@ def test_collectives_over_pcie_are_not_taken(files):
 
 @pytest.mark.skipif(not TABLES.exists(), reason="the measured kernels are not beside this checkout")
 @pytest.mark.slow
-@pytest.mark.parametrize(("cluster", "device"), [("a100", "a100_sxm"), ("h100", "h100_sxm")])
+@pytest.mark.parametrize(
+    ("cluster", "device"), [pytest.param("a100", "a100_sxm", marks=pytest.mark.long), ("h100", "h100_sxm")]
+)
 def test_the_shipped_profiles_come_out_of_their_tables(cluster, device):
     found = calibrate(load_cluster(cluster), read_tables(TABLES, device))
     constants = {change.path: change for change in found.changes if change.old is not None}

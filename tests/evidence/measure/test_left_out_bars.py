@@ -25,6 +25,8 @@ DEVICES = {
     "gb200-nvl72": "gb200",
     "l40s": "l40s",
 }
+USUAL = ("h100", "l40s")
+"""devices of every run of the tests, one with NVLink and one without; the rest are of the long tests"""
 MOST_ROWS = 700
 """of a fit, about: every so many of the rest are taken, to save a minute"""
 pytestmark = [
@@ -55,7 +57,14 @@ def left_out(part: Part, rows_class: str) -> F64:
     return 100 * errors[judged]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+def devices(*but: str) -> list[object]:
+    """The devices as parameters."""
+    return [
+        name if name in USUAL else pytest.param(name, marks=pytest.mark.long) for name in DEVICES if name not in but
+    ]
+
+
+@pytest.mark.parametrize("device", devices())
 def test_products_and_attention(device):
     found = parts(device)
     bar = 7 if device in ("a100", "l40s") else 5
@@ -67,7 +76,7 @@ def test_products_and_attention(device):
         assert part is None or left_out(part, "seq >= 2048").mean() < 6
 
 
-@pytest.mark.parametrize("device", [name for name in DEVICES if name != "l40s"])
+@pytest.mark.parametrize("device", devices("l40s"))
 def test_collectives_of_a_node(device):
     found = [part for section, part in parts(device).items() if section.startswith("collectives.")]
     small, large = (

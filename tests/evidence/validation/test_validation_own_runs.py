@@ -94,7 +94,7 @@ def test_wrong_options_are_one_clear_line(
 
 
 @needs_measurements
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_measured_step_of_a_run_corrects_the_rest_to_5_percent() -> None:
     rows = [row for row in read_measurements(MEASUREMENTS) if row.tier == "A" and measured_time_s(row) is not None]
     found = run_with_anchors(rows, load_architectures(MODELS), read_hardware(HARDWARE), predict, "first")

@@ -37,7 +37,10 @@ OPTIONS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
 )
 SMALL = "model=gpt2-small&cluster=h100-sxm&gpus=8&seq_len=1024&global_batch=64&f.stack=torchtitan&f.pp=1"
-WIDTHS = (360, 800, 1600, 1920)
+USUAL = ((360, "dark"), (1600, "light"))
+LATER = ((360, "light"), (800, "light"), (800, "dark"), (1600, "dark"), (1920, "light"), (1920, "dark"))
+"""widths and schemes of the long tests"""
+VIEWS = (*USUAL, *(pytest.param(*view, marks=pytest.mark.long) for view in LATER))
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +103,7 @@ def test_the_answer_is_shown_and_the_browser_has_nothing_to_say(browser: Any, ad
     until(browser, "document.querySelector('#search-command').textContent.startsWith('forerun plan gpt2-small')")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_the_page_is_as_wide_as_its_window(browser: Any, address: str, width: int, scheme: str) -> None:
     media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)

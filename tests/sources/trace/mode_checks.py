@@ -23,12 +23,14 @@ from forerun.core.program.types import Category, Collective, Phase
 EXACT = 1e-9
 WHOLE = "Llama"
 """the model that every run of the tests takes through every mode but CONTAINED"""
-CONTAINED = ("3-D", "4-D")
-"""modes of which 5-D has all parts"""
+CONTAINED = ("2-D", "3-D", "4-D", "GPipe", "interleaved", "ZB1P")
+"""modes of which 5-D, 1F1B and ZBV have all parts"""
+SAME_REFUSAL = ("2-D", "3-D", "GPipe", "interleaved", "ZB1P", "ZBV", "CP all-gather")
+"""modes that are refused where TP, 1F1B or CP ring is, before what differs between them begins"""
 
 
 def cells(models):
-    """Every mode of `models`. What is refused, and nearly every mode of one model, belongs to every run; the rest is
+    """Every mode of `models`. Each refusal once, and nearly every mode of one model, belong to every run; the rest is
     long."""
     return [
         pytest.param(model, mode, marks=[pytest.mark.slow] if _chosen(model, mode) else [pytest.mark.long])
@@ -38,7 +40,9 @@ def cells(models):
 
 
 def _chosen(model, mode):
-    return (model, mode) in REASONS or (model == WHOLE and mode not in CONTAINED)
+    if (model, mode) in REASONS:
+        return mode not in SAME_REFUSAL
+    return model == WHOLE and mode not in CONTAINED
 
 
 def check_cell(model, mode):

@@ -47,7 +47,7 @@ def depths_of(chosen):
     return [first + k * chosen.kinds for k in range(3)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(options())
 def test_a_deep_step_follows_from_shallow_ones(chosen):
     depths = depths_of(chosen)
@@ -55,7 +55,7 @@ def test_a_deep_step_follows_from_shallow_ones(chosen):
     assert_same_step(fold_layers(shallow_steps(chosen, depths), depth), to_program([training_step(depth, chosen)]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(options())
 def test_the_traced_depths_are_reproduced(chosen):
     shallow = shallow_steps(chosen, depths_of(chosen))

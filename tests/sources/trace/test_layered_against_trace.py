@@ -33,6 +33,11 @@ MODES = {
     "DDP, accumulating": ("resnet18", True, {"dp_replicate": 4, "n_microbatches": 3}),
 }
 """network, whether products run in fp16 under torch.autocast, fields of the plan"""
+LATER = ("one GPU", "DDP, autocast")
+"""modes of the long tests, whose parts the others have"""
+EVERY_MODE = pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.long) if mode in LATER else mode for mode in MODES]
+)
 
 
 @cache
@@ -77,7 +82,7 @@ def moved(program):
     return out
 
 
-@pytest.mark.parametrize("mode", MODES)
+@EVERY_MODE
 def test_products_are_the_same(mode):
     traced, made = both(mode)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
@@ -86,7 +91,7 @@ def test_products_are_the_same(mode):
             assert one == pytest.approx(other, rel=0 if name == "flops" else 1e-3), (phase, name)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@EVERY_MODE
 def test_memory_bound_kernels_move_the_same_but_for_buckets(mode):
     """Backward, DDP copies gradients into buckets and out again, which Programs of plans leave out: 16 bytes each."""
     traced, made = both(mode)
@@ -97,13 +102,13 @@ def test_memory_bound_kernels_move_the_same_but_for_buckets(mode):
         assert one - extra == pytest.approx(other, rel=0.002), phase
 
 
-@pytest.mark.parametrize("mode", MODES)
+@EVERY_MODE
 def test_collectives_move_the_same_bytes(mode):
     traced, made = both(mode)
     assert moved(traced) == moved(made)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@EVERY_MODE
 def test_peaks_are_the_same(mode):
     traced, made = both(mode)
     one, other = (profile(program)[0].peak_bytes for program in (traced, made))

@@ -34,7 +34,10 @@ for _ in range(3):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dynamo", "kernels"), [("", 1), ("2.13", 1), ("2.12", 4), ("2.9.0", 4)])
+@pytest.mark.parametrize(
+    ("dynamo", "kernels"),
+    [("2.13", 1), ("2.12", 4), *(pytest.param(*more, marks=pytest.mark.long) for more in (("", 1), ("2.9.0", 4)))],
+)
 def test_record_function_as_a_decorator_breaks_graphs_before_2_13(tmp_path, dynamo, kernels):
     script = tmp_path / "waves.py"
     script.write_text(DECORATED, encoding="utf-8")

@@ -2,15 +2,16 @@
 
 import json
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
+from warm_process import fork, wait
 
 pytest.importorskip("torch", reason="tracing needs torch")
 PROGRAM = Path(__file__).parent / "random_steps.py"
-FEW, MANY = (24, 3), (int(os.environ.get("RANDOM_PROGRAMS", "500")), 12)
+FEW, MANY = (16, 2), (int(os.environ.get("RANDOM_PROGRAMS", "500")), 12)
 """how many programs run eagerly, and how many of these in the two other ways too; 10,000 take an hour"""
 
 
@@ -21,9 +22,15 @@ FEW, MANY = (24, 3), (int(os.environ.get("RANDOM_PROGRAMS", "500")), 12)
 def steps(request, tmp_path_factory):
     """The steps of each program by the way in which it ran."""
     out = tmp_path_factory.mktemp("random") / "steps.json"
-    command = [sys.executable, str(PROGRAM), str(out), *map(str, request.param)]
-    made = subprocess.run(command, cwd=out.parent, capture_output=True, text=True, timeout=7200, check=False)
-    assert made.returncode == 0, made.stderr[-4000:]
+
+    def run():
+        os.chdir(out.parent)
+        sys.argv = [str(PROGRAM), str(out), *map(str, request.param)]
+        runpy.run_path(str(PROGRAM), run_name="__main__")
+
+    with out.with_suffix(".txt").open("wb") as sink:
+        code = wait(fork(run, sink.fileno(), {}), 7200)
+    assert code == 0, out.with_suffix(".txt").read_text()[-4000:]
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["notes"] == []
     assert len(found["steps"]) == request.param[0]

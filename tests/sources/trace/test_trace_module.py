@@ -65,13 +65,14 @@ MODES = {
     "TP and SP": {"tp": 4},
     "FSDP2 and TP": {"dp_shard": 2, "tp": 4},
     "full checkpointing": {"dp_shard": 8, "activation_checkpointing": "full"},
+    "all of them": {"dp_shard": 2, "tp": 4, "activation_checkpointing": "full"},
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=pytest.mark.long) if mode in ("FSDP2", "TP and SP") else mode for mode in MODES]
-)  # FSDP2 and TP has both
+    "mode",
+    [pytest.param(mode, marks=pytest.mark.slow if mode == "all of them" else pytest.mark.long) for mode in MODES],
+)
 def test_a_folded_step_is_the_whole_one(mode):
     fields = MODES[mode]
     folded, whole = traced(**fields), traced(fold=False, **fields)

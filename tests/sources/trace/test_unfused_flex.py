@@ -44,6 +44,8 @@ MODES = {
     ),
     "fp32, one sample": (8, Plan(seq_len=SEQ, stack="pytorch", precision="fp32")),
 }
+LATER = ("recomputed", "fp32, one sample")
+"""modes of the long tests"""
 MEMORY = 0.02
 TRAFFIC = 0.02
 
@@ -89,7 +91,16 @@ def sums(program, column, kind, phase=None):
     return float((counts * column * (program.ops.kind == kind)).sum())
 
 
-@pytest.mark.parametrize("mode", MODES)
+def modes(*precisions):
+    """The modes of these precisions as parameters."""
+    return [
+        pytest.param(mode, marks=pytest.mark.long) if mode in LATER else mode
+        for mode, (_, plan) in MODES.items()
+        if plan.precision in precisions
+    ]
+
+
+@pytest.mark.parametrize("mode", modes("bf16", "fp32"))
 def test_work_is_equal_in_every_phase(mode):
     traced, symbolic = both(mode)
     for phase in Phase:
@@ -99,13 +110,13 @@ def test_work_is_equal_in_every_phase(mode):
         assert OpKind.ATTENTION not in each.ops.kind
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", modes("bf16", "fp32"))
 def test_peaks_are_equal(mode):
     traced, symbolic = (profile(program)[0].peak_bytes for program in both(mode))
     assert traced == pytest.approx(symbolic, rel=MEMORY)
 
 
-@pytest.mark.parametrize("mode", [mode for mode, (_, plan) in MODES.items() if plan.precision == "bf16"])
+@pytest.mark.parametrize("mode", modes("bf16"))
 def test_memory_bound_kernels_move_as_many_bytes(mode):
     """Not in fp32, where the symbolic norms and rotations count casts that there are none of."""
     moved = [sums(each, each.ops.bytes_read + each.ops.bytes_written, OpKind.MEMORY) for each in both(mode)]
