@@ -1,7 +1,7 @@
 """The chunks, phases, algorithms and queues that ASTRA-sim makes of a collective, as tables for the engine.
 
 All rounding is ASTRA-sim's: sizes that don't divide make an extra chunk, a chunk has at least as many bytes as there
-are ranks, and a group smaller than the system always runs the ring algorithm.
+are ranks, and a group smaller than the system runs the ring algorithm, or that of the system file in later builds.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class CollectiveTables:
     injection_scale: float = 1.0
     algorithms: Mapping[CommType, Algorithm] = field(default_factory=dict)
     """custom algorithms by collective, for groups of any size"""
+    own_group_algorithms: bool = False
+    """whether groups smaller than the system run the algorithm of the system file (`System.group_implementation`)"""
     _calls: dict[tuple[object, ...], int] = field(default_factory=dict)
     _call_rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     _phases: list[Phase] = field(default_factory=list)
@@ -78,18 +80,28 @@ class CollectiveTables:
         return self._communicators[name]
 
     def call(
-        self, kind: CommType, size: int, communicator: int, priority: int = 0, involved: tuple[bool, ...] | None = None
+        self,
+        kind: CommType,
+        size: int,
+        communicator: int,
+        priority: int = 0,
+        involved: tuple[bool, ...] | None = None,
+        custom: str = "",
     ) -> int:
         """Returns the index of a call; `size` is the bytes of the full local buffer, of an all-gather the local shard.
 
+        `custom` is the prefix of the traces that the call runs; "" leaves that to the system file.
+
         Raises ForerunError if ASTRA-sim can't run a collective of this kind, size or algorithm.
         """
-        key = (kind, size, communicator, priority, involved)
+        custom = custom or self.system.custom_implementation(_name(int(kind)))
+        key = (kind, size, communicator, priority, involved, custom)
         if key not in self._calls:
             n = len(self._members[communicator])
-            shape = (kind, size, n if n < self.n_ranks else 0, involved)
+            shape = (kind, size, n if n < self.n_ranks else 0, involved, custom)
             if shape not in self._shapes:
-                self._shapes[shape] = self._shape(kind, size, n, involved)
+                uncut = self._uncut(kind, size, n, custom) if custom else None
+                self._shapes[shape] = uncut or self._shape(kind, size, n, involved)
             first, n_phases, n_chunks = self._shapes[shape]
             self._calls[key] = len(self._call_rows)
             self._call_rows.append((communicator, first, n_phases, n_chunks, priority))
@@ -195,15 +207,33 @@ class CollectiveTables:
             return
         in_halves = collective == codes.ALL_REDUCE and self.system.collective_optimization == "localBWAware"
         pick = codes.PICK_FIRST_HALF if in_halves else codes.PICK_NEXT
-        ring = LogicalRing("ring", n, 0)
+        own = self.system.group_implementation(_name(collective)) if self.own_group_algorithms else "ring"
+        if own == "doubleBinaryTree":
+            raise ForerunError(f"a group of {n} ranks has no doubleBinaryTree in ASTRA-sim; use ring or direct")
+        ring = LogicalRing(own, n, 0)
         self._phases.append(self._phase(ring, collective, data, 0, pick, _SUBGROUP_ENDPOINT_NS, collective))
+
+    def _uncut(self, kind: CommType, size: int, n: int, prefix: str) -> tuple[int, int, int]:
+        """Appends the phase of a collective whose ranks run the traces `prefix` once, whatever its size.
+
+        ASTRA-sim still waits for all the chunks that the system file cuts it into, of which it runs one.
+        """
+        _, n_chunks = self.chunking(int(kind), size)
+        if n_chunks > 1:
+            raise ForerunError(
+                f"ASTRA-sim never ends a custom {_name(int(kind))} of {n_chunks} chunks;"
+                " set preferred-dataset-splits to 1"
+            )
+        first = len(self._phases)
+        self._custom(int(kind), self._traced_steps(prefix, n), prefix, n)
+        return first, 1, 1
 
     def _whole_system(self, collective: int, data: int, involved: tuple[bool, ...] | None) -> None:
         """Appends the phases of a collective of all ranks, dimension by dimension."""
         prefixes = getattr(self.system, f"{_name(collective)}_implementation_chakra", ())
         if prefixes:
             if involved is None or involved[:1] == (True,):
-                self._custom(collective, self._traced_steps(prefixes[0]), prefixes[0], self.n_ranks)
+                self._custom(collective, self._traced_steps(prefixes[0], self.n_ranks), prefixes[0], self.n_ranks)
             return
         rings = self._rings(collective)
         takes_part = [True] * len(rings) if involved is None else [*involved, *[False] * len(rings)]
@@ -233,10 +263,10 @@ class CollectiveTables:
         phase["steps"] = self._steps.add(programs, place)
         self._phases.append(phase)
 
-    def _traced_steps(self, prefix: str) -> list[RankSteps]:
-        """Reads the steps of all ranks from traces. As in `ChakraImpl`, chunks of any size send what the trace says."""
-        traces = open_traces(prefix, self.n_ranks, tensors=False)
-        return [steps_of_trace(traces[rank], f"{prefix}, rank {rank}") for rank in range(self.n_ranks)]
+    def _traced_steps(self, prefix: str, n: int) -> list[RankSteps]:
+        """Reads the steps of `n` ranks from traces, whose sizes hold whatever the size of the collective."""
+        traces = open_traces(prefix, n, tensors=False)
+        return [steps_of_trace(traces[rank], f"{prefix}, rank {rank}") for rank in range(n)]
 
     def _rings(self, collective: int) -> list[LogicalRing]:
         """Returns the ring of each logical dimension (`GeneralComplexTopology`)."""

@@ -217,11 +217,12 @@ def _calls(
     trace, rows = lowered.trace, lowered.row[nodes]
     involved: Mapping[int, tuple[bool, ...]] = trace.involved_dims or {}
     dims = np.array([row if row in involved else -1 for row in rows.tolist()]) if involved else np.full(len(rows), -1)
+    customs, custom = _custom_of(lowered, rows, dims, tables.system.custom_of_nodes, rank)
     columns: list[npt.NDArray[Any]] = [trace.comm_type[rows], trace.comm_size[rows], trace.group[rows]]
-    table = np.stack([*columns, trace.priority[rows], dims], axis=1).astype(np.int64)
+    table = np.stack([*columns, trace.priority[rows], dims, custom], axis=1).astype(np.int64)
     distinct, inverse = np.unique(table, axis=0, return_inverse=True)
     calls, places = np.empty(len(distinct), np.int32), np.empty(len(distinct), np.int32)
-    for k, (kind, size, group, priority, dims_row) in enumerate(distinct.tolist()):
+    for k, (kind, size, group, priority, dims_row, prefix) in enumerate(distinct.tolist()):
         name = groups[group] if group >= 0 and dims_row < 0 else _WORLD
         if name == _WORLD:
             members, place = tuple(range(tables.n_ranks)), rank
@@ -234,12 +235,37 @@ def _calls(
                 raise ForerunError(f"rank {rank}, node {node}: group {name!r} {problem}")
             place, communicator = members.index(rank), tables.communicator(name, members)
         try:
-            calls[k] = tables.call(CommType(kind), size, communicator, priority, involved.get(dims_row))
+            of_dims = involved.get(dims_row)
+            calls[k] = tables.call(CommType(kind), size, communicator, priority, of_dims, customs[prefix])
         except ForerunError as error:
             node = trace.node_id[rows[int(np.argmax(inverse.reshape(-1) == k))]]
             raise ForerunError(f"rank {rank}, node {node}: {error}") from None
         places[k] = place
     return calls[inverse.reshape(-1)], places[inverse.reshape(-1)]
+
+
+def _custom_of(
+    lowered: LoweredTrace, rows: I64, dims: npt.NDArray[Any], of_nodes: Mapping[int, str], rank: int
+) -> tuple[list[str], npt.NDArray[Any]]:
+    """Returns prefixes of custom traces, the first one "", and the index of the prefix that each collective runs.
+
+    Raises ForerunError where collectives of one kind in a group differ, because ASTRA-sim lets all of them run what the
+    first one does.
+    """
+    trace = lowered.trace
+    prefixes = ["", *dict.fromkeys(of_nodes.values())]
+    if not of_nodes:
+        return prefixes, np.zeros(len(rows), np.int64)
+    index = np.array([prefixes.index(of_nodes.get(node, "")) for node in trace.node_id[rows].tolist()], np.int64)
+    in_group = (trace.group[rows] >= 0) & (dims < 0)
+    of_group = np.stack([trace.group[rows], trace.comm_type[rows]], axis=1)[in_group]
+    kinds, kind = np.unique(of_group, axis=0, return_inverse=True)
+    if len(np.unique(np.stack([kind.reshape(-1), index[in_group]], axis=1), axis=0)) > len(kinds):
+        raise ForerunError(
+            f"rank {rank}: per-node-custom-implementation names some of the collectives of a kind in a group;"
+            " ASTRA-sim runs all of them as the first one, so name all or none"
+        )
+    return prefixes, index
 
 
 @dataclass(frozen=True)

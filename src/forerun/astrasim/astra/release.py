@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+
 from forerun.astrasim.astra.lower import IssueOrder
 from forerun.common.errors import UnknownName
 from forerun.common.yaml_files import Entry, check, read_yaml
@@ -37,6 +39,9 @@ class Release(Entry):
     line: str
     rank: list[list[str]]
     """logger and text of each line that a rank prints"""
+    kinds_as_run: bool = False
+    group_algorithm: Literal["ring", "own"] = "ring"
+    world: list[str] = Field(default_factory=list)
     node_0_ring: list[str] | None = None
     group_ring: list[str] | None = None
 

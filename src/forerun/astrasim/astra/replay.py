@@ -42,6 +42,15 @@ class Machine:
     n_queues: int = 1
     """queues of each dimension"""
     injection_scale: float = 1.0
+    own_group_algorithms: bool = False
+    """whether groups smaller than the system run the algorithm of the system file (`Release.group_algorithm`)"""
+
+    @property
+    def folds(self) -> bool:
+        """Returns whether ranks that are alike may be simulated once, as groups run rings over closed forms."""
+        rings = not self.own_group_algorithms or self.system.groups_run_rings
+        plain = not self.aware and self.n_queues == 1 and self.injection_scale == 1.0
+        return plain and rings and not self.system.has_custom
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,7 @@ def replay(
         raise ForerunError(f"the network has {n_ranks} ranks, but there are traces of {len(traces)}")
     lowered = _lower(traces, machine, order)
     times = times or CollectiveTimes(machine.system, machine.network)
-    if fold and not machine.aware and machine.n_queues == 1 and machine.injection_scale == 1.0:
+    if fold and machine.folds:
         for folding in (fold_classes, fold_blocks, fold_collectives):
             folded = folding(lowered, comm_groups, times, order)
             if folded is None:
@@ -91,7 +100,13 @@ def replay(
                 if folded.holds(run.result):
                     return _replay(folded.program, run, folded.actor_of_rank, machine.system)
     dims = [dim.n_npus for dim in machine.network.dims]
-    tables = CollectiveTables(machine.system, dims, machine.n_queues, machine.injection_scale)
+    tables = CollectiveTables(
+        machine.system,
+        dims,
+        machine.n_queues,
+        machine.injection_scale,
+        own_group_algorithms=machine.own_group_algorithms,
+    )
     groups = [trace.group_names for trace in traces]
     program = lower_program(lowered, range(n_ranks), groups, comm_groups, tables, order)
     run = run_program(program, tables, fabric_of(machine.network, machine.aware))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from forerun.common.admission import read_json
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import read_any_yaml
 
 _IMPLEMENTATION = re.compile(
     r"(ring|oneRing|doubleBinaryTree|halvingDoubling|oneHalvingDoubling|(direct|oneDirect)(\d*))"
@@ -43,6 +45,13 @@ class System(BaseModel):
     """prefix of the traces, one for each rank, of a custom all-reduce of all ranks"""
     all_gather_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
     all_to_all_implementation_chakra: tuple[str, ...] = Field((), max_length=1)
+    all_reduce_implementation_custom: tuple[str, ...] = Field((), max_length=1)
+    """the name of the key in builds since 2025: such a collective is not cut into chunks, and groups run it too"""
+    all_gather_implementation_custom: tuple[str, ...] = Field((), max_length=1)
+    reduce_scatter_implementation_custom: tuple[str, ...] = Field((), max_length=1)
+    all_to_all_implementation_custom: tuple[str, ...] = Field((), max_length=1)
+    per_node_custom_implementation: str = ""
+    """YAML file: number of a collective's node -> prefix of the traces that it runs"""
     local_mem_bw: float = Field(0.0, ge=0, le=1e12)
     """GB/s of 1e9 bytes"""
     peak_perf: float = Field(0.0, ge=0, le=1e12)
@@ -71,6 +80,46 @@ class System(BaseModel):
         if value:
             raise ValueError("a shared memory bus is not simulated; set model-shared-bus to 0")
         return value
+
+    def custom_implementation(self, collective: str) -> str:
+        """Returns the prefix of the traces that a collective runs uncut, "" for none."""
+        return next(iter(getattr(self, f"{collective}_implementation_custom", ())), "")
+
+    @cached_property
+    def custom_of_nodes(self) -> dict[int, str]:
+        """Returns the prefix of the traces that single nodes run, by node number.
+
+        Raises ForerunError for a file that can't be read or lists something else.
+        """
+        path = self.per_node_custom_implementation
+        found = read_any_yaml(path) if path else {}
+        if not isinstance(found, dict) or not all(type(k) is int and isinstance(v, str) for k, v in found.items()):
+            raise ForerunError(f"{path}: expected numbers of nodes with the prefix of their traces, as 12: traces/ring")
+        return found
+
+    @property
+    def has_custom(self) -> bool:
+        """Returns whether some collective runs traces uncut."""
+        named = any(self.custom_implementation(name) for name in _COLLECTIVES)
+        return named or bool(self.per_node_custom_implementation)
+
+    def group_implementation(self, collective: str) -> str:
+        """Returns what a group smaller than the system runs in builds with `group_algorithm: own`.
+
+        That is the algorithm of the system file where it names a single one, and the ring where it has one for each
+        dimension. Raises ForerunError where it names none.
+        """
+        named: tuple[str, ...] = getattr(self, f"{collective}_implementation")
+        if not named:
+            raise ForerunError(f"the system file has no {collective.replace('_', '-')}-implementation")
+        one = named[0][3:4].lower() + named[0][4:] if named[0].startswith("one") else named[0]
+        return one if len(named) == 1 else "ring"
+
+    @property
+    def groups_run_rings(self) -> bool:
+        """Returns whether `group_implementation` is the ring for every collective."""
+        given = [name for name in _COLLECTIVES if getattr(self, f"{name}_implementation")]
+        return len(given) == len(_COLLECTIVES) and all(self.group_implementation(name) == "ring" for name in given)
 
     @property
     def memory_bytes_per_s(self) -> float:

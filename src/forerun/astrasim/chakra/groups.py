@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
 from forerun.common.admission import parse_json, read_text
 from forerun.common.errors import ForerunError
@@ -65,6 +67,26 @@ def process_group_text(groups: Mapping[str, tuple[int, ...]]) -> str:
     """Writes `groups` as the text that `process_groups` reads."""
     items = [{"pg_name": name, "ranks": list(ranks), "group_size": len(ranks)} for name, ranks in groups.items()]
     return f"['{json.dumps(items)}']"
+
+
+def with_world(
+    traces: Sequence[RankTrace], comm_groups: CommGroups, names: Sequence[str]
+) -> tuple[list[RankTrace], CommGroups]:
+    """Returns traces and groups in which collectives of groups called one of `names` are collectives of all ranks.
+
+    Raises ForerunError if the file of groups gives such a name to ranks.
+    """
+    taken = next((name for name in names if name in comm_groups), None)
+    if taken is not None:
+        raise ForerunError(
+            f"communicator group {taken!r}: this build of ASTRA-sim takes that name for all ranks; number it otherwise"
+        )
+    return [_with_world(trace, names) for trace in traces], comm_groups
+
+
+def _with_world(trace: RankTrace, names: Sequence[str]) -> RankTrace:
+    meant = [k for k, name in enumerate(trace.group_names) if name in names]
+    return replace(trace, group=np.where(np.isin(trace.group, meant), -1, trace.group)) if meant else trace
 
 
 def resolve_groups(traces: Sequence[RankTrace], comm_groups: CommGroups) -> tuple[list[RankTrace], CommGroups]:

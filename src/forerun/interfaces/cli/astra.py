@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import Enum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ import typer
 from forerun.astrasim.astra.case import read_case
 from forerun.astrasim.astra.hot_links import HotLink, hottest_links
 from forerun.astrasim.astra.lower import IssueOrder
+from forerun.astrasim.astra.node_kinds import COMM, GPU, kinds_of_ranks
 from forerun.astrasim.astra.release import DEFAULT_RELEASE, Release, release_named
 from forerun.astrasim.astra.remote_memory import read_remote_memory
 from forerun.astrasim.astra.replay import Machine, replay
@@ -23,11 +25,12 @@ from forerun.astrasim.astra.statistics import RankStatistics
 from forerun.astrasim.astra.stdout import output_lines
 from forerun.astrasim.astra.streams import StreamReplay, run_streams
 from forerun.astrasim.astra.system import read_system
-from forerun.astrasim.chakra.groups import read_comm_groups, resolve_groups
+from forerun.astrasim.chakra.groups import read_comm_groups, resolve_groups, with_world
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
 from forerun.astrasim.chakra.traces import open_traces
 from forerun.common.errors import ForerunError
-from forerun.core.network.network_file import read_network
+from forerun.core.network.network_file import Network, read_network
+from forerun.core.network.packet_networks import PacketNetwork, htsim_network, ns3_network
 from forerun.interfaces.cli.issue_order_option import Order
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.report.written import to_json
@@ -60,6 +63,14 @@ class FileOptions:
     system_configuration: Annotated[Path | None, typer.Option(help="System file (JSON).")] = None
     network_configuration: Annotated[Path | None, typer.Option(help="Network file (YAML).")] = None
     remote_memory_configuration: Annotated[Path | None, typer.Option(help="Remote memory file (JSON).")] = None
+    logical_topology_configuration: Annotated[
+        Path | None,
+        typer.Option(help="Logical dimensions (JSON), where the network is ns-3's configuration or file of links."),
+    ] = None
+    htsim_opts: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--htsim_opts", metavar="-topo FILE", help="Fat tree of an htsim file, under the network's NPUs."),
+    ] = None
     num_queues_per_dim: Annotated[int, typer.Option(min=1, help="Queues of each dimension.")] = 1
     injection_scale: Annotated[float, typer.Option(min=0, help="Factor on the endpoint delay.")] = 1.0
 
@@ -75,14 +86,27 @@ class FileOptions:
                 "astra: configurations are missing; give --workload-configuration, --system-configuration and"
                 " --network-configuration, or a folder with --case"
             )
+        network = self._network(self.network_configuration)
         return Machine(
             read_system(self.system_configuration),
-            read_network(self.network_configuration),
+            network,
             read_remote_memory(self.remote_memory_configuration),
-            aware,
+            aware or isinstance(network, PacketNetwork),
             self.num_queues_per_dim,
             self.injection_scale,
         )
+
+    def _network(self, path: Path) -> Network:
+        if self.logical_topology_configuration is not None:
+            return ns3_network(path, self.logical_topology_configuration)
+        if self.htsim_opts is None:
+            return read_network(path)
+        option, tree = self.htsim_opts
+        if option != "-topo":
+            raise ForerunError(
+                f"--htsim_opts {option}: only -topo FILE is known; Forerun simulates no protocols of htsim"
+            )
+        return htsim_network(Path(tree), read_network(path))
 
     def traces(self, machine: Machine, lenient: bool) -> tuple[list[RankTrace], CommGroups]:
         """Returns the traces of all ranks of a machine, and their groups. Raises ForerunError."""
@@ -146,6 +170,8 @@ def astra(
         _replay_case(case, aware, how, as_json)
         return
     machine = files.machine(bool(aware))
+    if isinstance(machine.network, PacketNetwork) and backend is Backend.UNAWARE:
+        raise ForerunError("--backend unaware: the network is given link by link, so that every link is a queue")
     outcome = _replayed(*files.traces(machine, lenient=semantics is Semantics.STREAMS), machine, how)
     if as_json:
         print(to_json(outcome.record()))
@@ -170,6 +196,7 @@ class _Outcome:
     links: tuple[HotLink, ...] = ()
     rings_of_rank_0: tuple[DimensionRing, ...] = ()
     group_rings: tuple[GroupRing, ...] = ()
+    kinds: tuple[tuple[str, ...], ...] = ()
 
     def record(self) -> dict[str, Any]:
         ranks = {
@@ -180,7 +207,8 @@ class _Outcome:
 
     def print_lines(self, release: Release) -> None:
         now = datetime.now()
-        print("\n".join(output_lines(release, self.statistics, now, self.rings_of_rank_0, self.group_rings)))
+        rings = self.rings_of_rank_0, self.group_rings
+        print("\n".join(output_lines(release, self.statistics, now, *rings, self.kinds)))
         for link in self.links:
             print(f"link {link.source} -> {link.target}: busy {link.busy:.1%}, {link.size_bytes} bytes")
 
@@ -194,12 +222,26 @@ def _replayed(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine,
                 "--semantics streams has neither --backend aware nor the issue order of another build; leave them out"
             )
         return _Outcome(_statistics_of(run_streams(traces, groups, machine)))
+    build = how.release
+    traces, groups = with_world(traces, groups, build.world)
+    machine = replace(machine, own_group_algorithms=build.group_algorithm == "own")
     result = replay(traces, groups, machine, how.order)
+    if isinstance(machine.network, PacketNetwork):
+        least_ns = replay(traces, groups, replace(machine, network=machine.network.hurried()), how.order).wall_ns
+        print(
+            f"note: links pass whole messages on, which takes {result.wall_ns:,} ns; packets take at least"
+            f" {least_ns:,} ns, and no longer than that but for their headers, losses and congestion control",
+            file=sys.stderr,
+        )
+    kinds = kinds_of_ranks(result) if build.kinds_as_run else []
+    if build.kinds_as_run and not {GPU, COMM}.issuperset(chain(*kinds)):
+        print("note: this build of ASTRA-sim aborts where a rank has nodes of the host or of memory", file=sys.stderr)
     return _Outcome(
         result.statistics,
         hottest_links(machine.network, result.run, result.wall_ns, how.hottest) if how.hottest else (),
         tuple(rings_of_rank_0(machine.system, machine.network)),
         tuple(rings_of_groups(result, traces, groups)),
+        tuple(kinds),
     )
 
 
