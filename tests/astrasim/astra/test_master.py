@@ -54,9 +54,11 @@ def test_the_lines_are_those_of_its_own_test(files):
     of_files = [f"--system-configuration={files}/system.json", f"--network-configuration={files}/ring.yml"]
     shown = run_here(None, "astra", "--release", "master", f"--workload-configuration={files}/w", *of_files)
     lines = shown.stdout.splitlines()
-    assert all(re.match(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\] \[[a-zA-Z:]+\] \[info\] ", line) for line in lines)
+    stamped = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}\] \[[a-zA-Z:]+\] \[(info|warning)\] "
+    assert all(re.match(stamped, line) for line in lines)
     assert [line.split("] ", 3)[3] for line in lines][: len(PRINTED)] == PRINTED
-    assert len(lines) == 4 + 8 * 5
+    assert len(lines) == 4 + 8 * 5 + 1
+    assert lines[-1].endswith("] [system] [warning] Exiting")
 
 
 def printed(system, ranks, topology="ring:2", groups=None, own=True):
@@ -64,7 +66,7 @@ def printed(system, ranks, topology="ring:2", groups=None, own=True):
     result = replay(ranks, groups or {}, machine)
     kinds = kinds_of_ranks(result)
     lines = output_lines(release_named("master"), result.statistics, datetime.now(), kinds=kinds)
-    return [line.split("] ", 3)[3] for line in lines], result, kinds
+    return [line.split("] ", 3)[-1] for line in lines], result, kinds
 
 
 ROOFLINE = system_from(SYSTEM | RING | {"roofline-enabled": 1, "peak-perf": 1, "track-local-mem": 1}, "system")
@@ -100,7 +102,7 @@ def test_an_idle_rank_has_the_overlap_of_unsigned_numbers():
 @pytest.mark.parametrize(("size", "text"), [(1023, "1023.00 B"), (1536, "1.50 KB"), (19676528640, "18.33 GB")])
 def test_memory_is_printed_in_the_largest_unit(size, text):
     figures = RankStatistics(5, 0, 5, 5, 0, None, None, None, None, size)
-    *_, last = output_lines(release_named("master"), [figures], datetime.now())
+    *_, last, _ = output_lines(release_named("master"), [figures], datetime.now())
     assert last.endswith(f"sys[0] peak memory usage: {text}")
 
 

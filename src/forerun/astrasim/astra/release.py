@@ -42,6 +42,7 @@ class Release(Entry):
     kinds_as_run: bool = False
     group_algorithm: Literal["ring", "own"] = "ring"
     world: list[str] = Field(default_factory=list)
+    last: str = ""
     node_0_ring: list[str] | None = None
     group_ring: list[str] | None = None
 

@@ -53,6 +53,8 @@ def output_lines(
         for logger, text in lines:
             if _names(text) <= values.keys():
                 yield release.line.format(stamp=stamp, logger=logger, text=text.format_map(values))
+    if release.last:
+        yield release.last.format(stamp=stamp)
 
 
 def _values(rank: int, of_rank: RankStatistics) -> dict[str, Any]:
