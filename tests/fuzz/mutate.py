@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import json
+import pickle
 import zipfile
 from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import yaml
 
 _ODD: tuple[Any, ...] = (
@@ -113,7 +116,15 @@ def _scaled(value: float, random: Random) -> float:
 
 
 def written(name: str, data: Any) -> bytes:
-    """The file `name` that holds `data`."""
+    """The file `name` that holds `data`; text and bytes are the file itself."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, str) and not name.endswith((".json", ".yaml", ".yml", ".csv")):
+        return data.encode("utf-8", "surrogatepass")
+    if name.endswith(".pickle"):
+        return pickle.dumps(data)
+    if name.endswith(".parquet"):
+        return _parquet(data)
     if name.endswith(".csv"):
         rows = data if isinstance(data, list) else [[data]]
         text = "\n".join(",".join(map(str, row)) if isinstance(row, list) else str(row) for row in rows)
@@ -122,6 +133,22 @@ def written(name: str, data: Any) -> bytes:
     else:
         text = yaml.safe_dump(data, sort_keys=False, allow_unicode=False)
     return text.encode("utf-8", "surrogatepass")
+
+
+def _parquet(rows: Any) -> bytes:
+    """A table of `rows`; where Parquet has no such rows, a table of their texts."""
+    made = io.BytesIO()
+    records = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    try:
+        table = pyarrow.Table.from_pylist(records)
+    except (pyarrow.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):
+        texts = [
+            {str(key)[:99].encode("ascii", "replace").decode(): ascii(value)[:99] for key, value in row.items()}
+            for row in records
+        ]
+        table = pyarrow.Table.from_pylist(texts)
+    pyarrow.parquet.write_table(table, made)
+    return made.getvalue()
 
 
 def mutated_bytes(content: bytes, random: Random) -> bytes:

@@ -9,13 +9,14 @@ import resource
 import shlex
 import signal
 from collections import Counter
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from formats import Format
 from mutate import mutated_bytes, mutated_data, mutated_program, written
-from seeds import FORMATS, PROGRAM_COMMANDS, program
+from seeds import COMMANDS, FORMATS, program
 
 from forerun.astrasim.chakra.jsonize import convert
 from forerun.interfaces.cli.exit_codes import BAD_INPUT, NOTHING_FITS
@@ -25,7 +26,8 @@ LONGEST_S = 20
 MOST_BYTES = 2 << 30
 _NUMBERS = re.compile(r"\b(nan|inf|infinity)\b", re.IGNORECASE)
 _TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"')
-_NEGATIVE = re.compile(r'"\w*(?:_s|_gib|_bytes|_ns)": -[1-9]')
+_NEGATIVE = re.compile(r'"(?!lost_s|saved_s)\w*(?:_s|_gib|_bytes|_ns)": -[1-9]')
+"""a figure that can't be negative; what was lost or saved can"""
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,21 @@ class TooSlow(BaseException):
 
 @contextmanager
 def watched(limit_s: float):
-    """Ends the block after `limit_s` seconds."""
+    """Ends the block after `limit_s` seconds of processor time, and after three times as many by the clock."""
 
     def end(number, frame):
         raise TooSlow
 
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, limit_s), (signal.SIGALRM, signal.ITIMER_REAL, 3 * limit_s))
+    before = [signal.signal(number, end) for number, _, _ in timers]
+    for _, timer, seconds in timers:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for (number, timer, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
 
 
 class Fuzzer:
@@ -65,36 +70,59 @@ class Fuzzer:
     def __init__(self, folder: Path, seed: int, only: str = "") -> None:
         self.folder, self.random = folder, Random(seed)
         self.outcomes: Counter[str] = Counter()
-        self.program = program(folder).read_bytes()
         for form in FORMATS.values():
             (folder / form.name).write_bytes(written(form.name, form.seed))
         for rank in range(4):
             convert(folder / FORMATS["CHAKRA"].name, folder / f"traces.{rank}.et")
-        self.choices = [only] if only else [*FORMATS, "PROGRAM"]
+        self.choices = [only] if only else [*FORMATS, *COMMANDS]
+        self.files = {
+            "PROGRAM": ("a.program", program(folder).read_bytes(), mutated_program),
+            "TRACE": ("a.et", (folder / "traces.0.et").read_bytes(), mutated_bytes),
+            "STORE": ("a.store", self._store(), mutated_bytes),
+        }
 
     def one(self) -> Broken | None:
         """Tries one input; returns it if it broke something."""
         chosen = self.random.choice(self.choices)
-        if chosen == "PROGRAM":
-            name, commands = "mutated.program", PROGRAM_COMMANDS
-            content = mutated_program(self.program, self.random)
+        if chosen in COMMANDS:
+            name, sound, mutate = self.files[chosen]
+            name, commands, content = f"mutated-{name}", COMMANDS[chosen], mutate(sound, self.random)
         else:
             form = FORMATS[chosen]
             name, commands = f"mutated-{form.name}", form.commands
-            content = written(form.name, mutated_data(form.seed, self.random))
-            if self.random.random() < 0.2:
-                content = mutated_bytes(content, self.random)
+            content = self._mutated(form)
         return self.tried(self.random.choice(commands), name, content)
+
+    def _store(self) -> bytes:
+        """The store of a small search."""
+        path = self.folder / "a.store"
+        with redirect_stdout(io.StringIO()):
+            code = run(
+                [str(path) if word == "FILE" else self._path(word) for word in shlex.split(COMMANDS["STORE"][0])]
+            )
+        if code != 0:
+            raise RuntimeError(f"the search of the store ended with {code}")
+        return path.read_bytes()
+
+    def _path(self, word: str) -> str:
+        """The path that a word in capitals stands for; other words as they are."""
+        beside = {"TRACES": "traces", "OUT": "out.jsonl", "PROFILED": "profiled.program", "FOLDER": "explored"}
+        name = FORMATS[word].name if word in FORMATS else beside.get(word)
+        return word if name is None else str(self.folder / name)
+
+    def _mutated(self, form: Format) -> bytes:
+        if isinstance(form.seed, str | bytes):
+            return mutated_bytes(written(form.name, form.seed), self.random)
+        content = written(form.name, mutated_data(form.seed, self.random))
+        return mutated_bytes(content, self.random) if self.random.random() < 0.2 else content
 
     def tried(self, command: str, name: str, content: bytes) -> Broken | None:
         """Runs `command` on the file `name` of `content`; returns it if it broke something."""
         path = self.folder / name
         path.write_bytes(content)
-        files = {"FILE": str(path), "TRACES": str(self.folder / "traces"), "OUT": str(self.folder / "out.jsonl")} | {
-            key: str(self.folder / form.name) for key, form in FORMATS.items()
-        }
-        words = [files.get(word, word) for word in shlex.split(command)]
+        words = [str(path) if word == "FILE" else self._path(word) for word in shlex.split(command)]
         out, err = io.StringIO(), io.StringIO()
+        forget_peak()
         try:
             with watched(LONGEST_S), redirect_stdout(out), redirect_stderr(err):
                 code = run(words)
@@ -126,8 +154,22 @@ def _wrong(code: int, out: str, err: str) -> tuple[str, str] | None:
             f"nonsense {found.group(0)}",
             f"the output has {found.string[max(0, found.start() - 60) : found.end() + 20]!r}",
         )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return ("memory", f"{peak:,} bytes") if peak > MOST_BYTES else None
+    return ("memory", f"{peak_bytes():,} bytes") if peak_bytes() > MOST_BYTES else None
+
+
+def forget_peak() -> None:
+    """Lets the peak memory of this process begin anew, where the system (Linux) can do that."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """The peak memory of this process, on Linux since `forget_peak`."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def corpus_entry(folder: Path, broken: Broken) -> None:

@@ -5,27 +5,16 @@ FILE in a command is the place of the mutated file; other names in capitals are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from formats import Format
+from measured_seeds import MEASURED
 
 from forerun.core.program.storage import save
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.build import build
-
-
-@dataclass(frozen=True)
-class Format:
-    """A format of files, and the commands that read it."""
-
-    name: str
-    """of the file"""
-    seed: Any
-    """what a sound file holds: data for YAML and JSON, rows for CSV"""
-    commands: tuple[str, ...]
-
 
 _CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -108,6 +97,53 @@ _JOBS = [
     ["c", "30", "4", "70.5", ""],
 ]
 _KERNELS = [["collective", "ranks", "stride", "bytes", "time_us"], ["all_gather", "2", "1", "1048576", "35.5"]]
+_TIMES = [["kind", "dtype", "m", "n", "k", "time_us"], ["gemm", "bf16", "64", "128", "64", "9.5"]]
+_STACK = {
+    "extends": "torchtitan",
+    "description": "mine",
+    "qkv_copies": 1,
+    "memory_rate": 0.9,
+    "fitted": {"memory_rate": "by hand"},
+}
+_SPACE = {
+    "workloads": {
+        "tiny": {"din": 64, "dout": 64, "dmodel": 64, "dff": 128, "head": 4, "seq": 32, "batch": 8, "num_stacks": 2}
+    },
+    "systems": {
+        "s": {
+            "system": {
+                "scheduling-policy": "LIFO",
+                "endpoint-delay": 10,
+                "active-chunks-per-dimension": 4,
+                "preferred-dataset-splits": 2,
+                "collective-optimization": "localBWAware",
+                **{
+                    f"{name}-implementation": ["ring"]
+                    for name in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+                },
+                "roofline-enabled": 1,
+                "local-mem-bw": 3000,
+                "peak-perf": 450,
+            },
+            "network": _NETWORK,
+        }
+    },
+    "plan": {"npus": 4, "activation_recompute": [False]},
+    "memory_limit_gib": 64,
+}
+_SCHEDULE = {
+    "nodes": 2,
+    "gpus_per_node": 4,
+    "policies": ["fifo", "las"],
+    "placement": "packed",
+    "resume_s": 60,
+    "quotas": {"research": 4},
+    "failures": {"per_1000_node_days": 6.5, "repair_hours": 24, "checkpoint_minutes": 60},
+    "jobs": [
+        {"name": "a", "gpus": 4, "submit_s": 0, "duration_s": 7200, "group": "research"},
+        {"name": "b", "gpus": 2, "submit_s": 60, "step_s": 0.5, "network_share": 0.2, "duration_s": 100},
+    ],
+}
 _CASE = {"case": "x", "topology": "Ring:4@50/500", "collective": "all_reduce", "bytes": 1024}
 _PREDICT = "predict CONFIG --cluster h100-sxm --plan-file PLAN --json"
 
@@ -194,6 +230,11 @@ FORMATS = {
     "EXPERIMENT": Format("experiment.yaml", _EXPERIMENT, ("experiment run FILE --json",)),
     "JOBS": Format("jobs.csv", _JOBS, ("cluster FILE --nodes 2 --gpus-per-node 4 --json",)),
     "KERNELS": Format("network.csv", _KERNELS, (f"{_PREDICT} --network-profile FILE",)),
+    "TIMES": Format("kernels.csv", _TIMES, (f"{_PREDICT} --kernel-profile FILE",)),
+    "STACK": Format("stack.yaml", _STACK, (f"{_PREDICT} --stack FILE",)),
+    "SPACE": Format("space.yaml", _SPACE, ("dse FILE --out FOLDER --jobs 1 --json",)),
+    "SCHEDULE": Format("schedule.yaml", _SCHEDULE, ("cluster FILE --json",)),
+    **MEASURED,
 }
 
 
@@ -205,7 +246,16 @@ def program(folder: Path) -> Path:
     return folder / "seed.program"
 
 
-PROGRAM_COMMANDS = (
-    "predict --program FILE --cluster h100-sxm --json",
-    "simulate --program FILE --cluster h100-sxm --json",
+_PLAN_TWO = (
+    "plan CONFIG --cluster h100-sxm --gpus 2 --seq-len 64 --global-batch 4"
+    " --tp 1 --pp 1 --cp 1 --stack torchtitan --json"
 )
+COMMANDS = {
+    "PROGRAM": (
+        "predict --program FILE --cluster h100-sxm --json",
+        "simulate --program FILE --cluster h100-sxm --json",
+    ),
+    "TRACE": ("chakra info FILE", "chakra validate FILE"),
+    "STORE": (f"{_PLAN_TWO} --store FILE",),
+}
+"""the commands that read files which Forerun itself writes"""

@@ -30,6 +30,7 @@ Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 _MOST_JOBS = 1_000_000
+_MOST_GPUS = 1_000_000
 
 
 class PlannedEntry(Entry):
@@ -173,6 +174,8 @@ def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsR
     else:
         jobs = tuple(_job(each, place) for each in entry.jobs)
     shape = Shape(entry.switches, entry.nodes, entry.gpus_per_node)
+    if shape.total > _MOST_GPUS:
+        raise ForerunError(f"{place}: {shape.total:,} GPUs; forerun schedules jobs on at most {_MOST_GPUS:,}")
     policies = tuple(dict.fromkeys(entry.policies))
     return JobsRequest(
         name=entry.name,

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forerun.common.errors import ForerunError
+
 _DAY_S = 86_400.0
+MOST_FAILURES = 2_000_000
+"""of one schedule; more take minutes"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +29,20 @@ class NodeFailures:
     seed: int = 0
 
     def draw(self, nodes: int) -> Iterator[tuple[float, int]]:
-        """Yields (time, node) of failures of a cluster of so many nodes, without end."""
+        """Yields (time, node) of failures of a cluster of so many nodes.
+
+        Raises ForerunError after MOST_FAILURES of them.
+        """
         random = np.random.default_rng(self.seed)
         gap_s = 1000.0 * _DAY_S / (self.per_1000_node_days * nodes)
         now_s = 0.0
-        while True:
+        for _ in range(MOST_FAILURES):
             now_s += float(random.exponential(gap_s))
             yield now_s, int(random.integers(nodes))
+        raise ForerunError(
+            f"more than {MOST_FAILURES:,} failures of nodes come before the last job ends; lower per_1000_node_days,"
+            " or schedule fewer nodes or shorter jobs"
+        )
 
     def kept_s(self, done_s: float) -> float:
         """Returns how much of a job's running time survives a failure."""

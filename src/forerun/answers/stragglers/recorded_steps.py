@@ -79,6 +79,12 @@ def read_steps(path: str | Path) -> RecordedSteps:
     steps, of_step = np.unique(whole["step"], return_inverse=True)
     replicas, of_replica = np.unique(whole["dp_rank"], return_inverse=True)
     at, shape = (of_operation, of_step, of_replica), (len(operations), len(steps), len(replicas))
+    most = int(np.bincount(of_step).max())
+    if most < len(operations) * len(replicas):
+        raise ForerunError(
+            f"{path}: no step has each operation once on each replica: the largest has {most:,} rows,"
+            f" and there are {len(operations):,} distinct operations and {len(replicas):,} replicas"
+        )
     number = np.zeros(shape, dtype=np.int64)
     np.add.at(number, at, 1)
     complete = (number == 1).all(axis=(0, 2))
@@ -155,7 +161,10 @@ def _columns(path: Path) -> dict[str, npt.NDArray[np.generic]]:
             raise ForerunError(f"{path}: column {name} has empty cells")
     if not table.num_rows:
         raise ForerunError(f"{path}: the trace has no operations")
-    return {
-        name: (table.column(name).fill_null(-1) if name in _OF_NO_CHUNK else table.column(name)).to_numpy()
-        for name in names
-    }
+    try:
+        return {
+            name: (table.column(name).fill_null(-1) if name in _OF_NO_CHUNK else table.column(name)).to_numpy()
+            for name in names
+        }
+    except pyarrow.ArrowException as error:
+        raise ForerunError(f"{path}: a column has no numbers: {' '.join(str(error).split())[:200]}") from None

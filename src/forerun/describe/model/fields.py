@@ -99,6 +99,13 @@ class Fields:
             raise self.error(key, f"must be at most {most}, got {_shown(value)}")
         return value
 
+    def limit(self, keys: Iterable[str], most: int, what: str) -> None:
+        """Raises ForerunError where one of `keys` holds more than `most`; no key counts as read."""
+        for key in keys:
+            value = exponent_number(self._values.get(key))
+            if isinstance(value, int | float) and value > most:
+                raise self.error(key, f"is {value:,.0f}; at most {most:,} {what}")
+
     def number(self, key: str) -> float | None:
         """Reads a positive number; None where it is not stated."""
         if not self.stated(key):

@@ -18,9 +18,10 @@ from forerun.common.shipped import shipped_data
 from forerun.describe.model.families import FAMILIES, WRAPPERS, Values
 from forerun.describe.model.fields import Fields, read_json
 from forerun.describe.model.meta_device import spec_from_transformers
-from forerun.describe.model.spec import ModelSpec
+from forerun.describe.model.spec import MOST_LAYERS, ModelSpec
 
 CONFIG = "config.json"
+_LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
 for _module in pkgutil.iter_modules([str(Path(__file__).parent)], "forerun.describe.model."):
@@ -92,6 +93,7 @@ def _rope_theta(config: Fields) -> Values:
 def _read(config: Fields, model_type: str) -> tuple[Values, tuple[str, ...]]:
     """Returns the fields of a model, and what its file says that nothing here uses."""
     known = FAMILIES[model_type]
+    config.limit(_LAYER_KEYS, MOST_LAYERS, "layers are simulated")
     for architecture in config.items("architectures"):
         if architecture not in known.architectures:
             classes = ", ".join(known.architectures)

@@ -296,6 +296,11 @@ class Stack:
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
+    def __post_init__(self) -> None:
+        for name in self.fitted:
+            if not hasattr(self, name):
+                raise ValueError(f"fitted names {name!r}, which is no rate of a stack")
+
     def across(self, nodes: int) -> Stack:
         """Returns the stack with the settings of its run script for so many nodes."""
         if nodes == 1 or self.allocator_across_nodes is None:

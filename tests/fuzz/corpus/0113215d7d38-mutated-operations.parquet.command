@@ -1,0 +1,1 @@
+stragglers FILE --json

@@ -1,0 +1,1 @@
+predict FILE --cluster h100-sxm --plan-file PLAN --json
