@@ -52,6 +52,8 @@ CHOICES = {
     "cp_method": ("ring", "allgather", "ulysses"),
     "cp_load_balance": ("head_tail", "striped", "none"),
     "expert_imbalance": (1.0, 1.5),
+    "expert_routing": ("balanced", "zipf:1"),
+    "shared_expert_overlap": (False, True),
     "activation_checkpointing": ("none", "selective", "full"),
     "selective_policy": ("op", "mlp", "params"),
     "checkpoint_every": (1, 2),
@@ -239,6 +241,7 @@ APART = "dp_shard-tp-cp-dp_replicate-pp"
         ({"cp_load_balance": "none", "cp": 2}, None),
         ({"cp_load_balance": "none", "cp": 2, "cp_method": "ulysses"}, {"cp": 2, "cp_method": "ulysses"}),
         ({"expert_imbalance": 1.5}, {}),
+        ({"expert_routing": "zipf:1"}, {}),
         ({"pp_schedule": "GPipe"}, {}),
         ({"pp_schedule": "GPipe", "pp": 2}, {"pp": 2}),
         ({"pp_schedule": "GPipe", "pp": 2, "n_microbatches": 2}, None),
@@ -271,6 +274,8 @@ def test_what_makes_no_difference_is_named_alike_and_the_rest_stays(given, named
     ("given", "named"),
     [
         ({"expert_imbalance": 1.5}, None),
+        ({"expert_routing": "uniform"}, {}),
+        ({"dp_shard": 2, "ep": 2, "expert_routing": "uniform"}, None),
         ({"dp_shard": 2, "ep": 2, "zero_stage": 0}, None),
         ({"dp_shard": 4, "ep": 2, "zero_stage": 0}, {"dp_replicate": 2, "dp_shard": 2, "ep": 2, "zero_stage": 0}),
         ({"dp_shard": 4, "cp": 2, "ep": 2, "zero_stage": 0}, {"dp_replicate": 4, "cp": 2, "ep": 2, "zero_stage": 0}),
@@ -281,6 +286,7 @@ def test_with_experts_what_makes_no_difference_is_named_alike(given, named):
     assert canonical(EXPERTS, plan) == (plan if named is None else Plan(512, **named))
 
 
-def test_a_capacity_that_holds_the_busiest_experts_tokens_hides_the_imbalance():
+def test_experts_that_are_padded_to_a_capacity_compute_the_same_however_the_router_chooses():
     padded = replace(EXPERTS, moe=replace(EXPERTS.moe, capacity_factor=1.5))
-    assert [canonical(padded, Plan(512, expert_imbalance=more)).expert_imbalance for more in (1.5, 1.6)] == [1.0, 1.6]
+    plans = [Plan(512, expert_imbalance=1.6), Plan(512, dp_shard=2, ep=2, expert_routing="uniform")]
+    assert [canonical(padded, plan) for plan in plans] == [Plan(512), Plan(512, dp_shard=2, ep=2)]

@@ -34,6 +34,7 @@ _OTHERS = {
     "dispatcher": ("auto", "auto", "alltoall", "deepep"),
     "recompute_modules": ((), ("layernorm", "moe_act"), ("core_attn",)),
     "expert_imbalance": (1.0, 1.5),
+    "expert_routing": ("balanced", "balanced", "zipf:1"),
     "checkpoint_every": (1, 1, 2),
     "attention": ("auto", "auto", "sdpa", "flash2", "flash3", "flash4", "flex", "cudnn"),
     "activation_offload": (0.0, 0.0, 0.5),

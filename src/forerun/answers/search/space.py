@@ -16,6 +16,7 @@ The whole space has all plans that the stack's code could run:
 * tp: divisors up to the attention heads; cp: up to one rank for 1,024 tokens; data parallelism also sharded over any
   part of the ranks and replicated over the others;
 * every order of the mesh axes on the nodes; orders that place all groups alike count once;
+* with experts: whole ones, or split over all of tp where the stack can;
 * any micro batch that divides; every schedule of the stack with up to 8 virtual stages; sequence parallelism on or off;
   what the stack can offload to host memory.
 
@@ -256,27 +257,36 @@ class Space:
             dp, rest = divmod(self.n_gpus, tp * cp * pp)
             if rest or not dp:
                 continue
-            for ep in eps:
-                for split in self._splits(dp, tp, cp, ep):
-                    yield {"tp": tp, "cp": cp, "pp": pp, "ep": ep, **split}
+            for ep, etp in product(eps, self._etps(tp)):
+                for split in self._splits(dp, tp, cp, ep * etp):
+                    yield {"tp": tp, "cp": cp, "pp": pp, "ep": ep, "etp": etp, **split}
 
-    def _splits(self, dp: int, tp: int, cp: int, ep: int) -> list[dict[str, int]]:
-        """Returns the splits of `dp` ranks: dp_replicate, dp_shard and zero_stage."""
+    def _etps(self, tp: int) -> tuple[int, ...]:
+        """Returns how many ranks may split an expert: in the whole space also all of `tp`, as Megatron-Core does unless
+        it is told otherwise."""
+        if "etp" in self.fixed:
+            return self.fixed["etp"]
+        splits = self.extent == "whole" and "etp" in self.offered.axes and self.model.moe is not None
+        return (1, tp) if splits and tp > 1 else (1,)
+
+    def _splits(self, dp: int, tp: int, cp: int, experts: int) -> list[dict[str, int]]:
+        """Returns the splits of `dp` ranks: dp_replicate, dp_shard and zero_stage. `experts` ranks hold other parts of
+        them."""
         stages = self.fixed.get("zero_stage", self.offered.zero_stages)
         single = dp * cp == 1 and "zero_stage" not in self.fixed
         splits = []
         for stage in (0,) if single else stages:
-            for replicate, shard in self._pairs(stage, dp, tp, cp, ep):
+            for replicate, shard in self._pairs(stage, dp, tp, cp, experts):
                 splits.append({"dp_replicate": replicate, "dp_shard": shard, "zero_stage": stage})
         return splits
 
-    def _pairs(self, stage: int, dp: int, tp: int, cp: int, ep: int) -> list[tuple[int, int]]:
+    def _pairs(self, stage: int, dp: int, tp: int, cp: int, experts: int) -> list[tuple[int, int]]:
         if "dp_replicate" in self.fixed or "dp_shard" in self.fixed:
             replicates = self.fixed.get("dp_replicate", (-1,))
             shards = self.fixed.get("dp_shard", (-1,))
             pairs = [_fill(dp, r, s) for r, s in product(replicates, shards)]
             return [pair for pair in dict.fromkeys(pairs) if pair[0] * pair[1] == dp]
-        if stage == 0 and ep == 1:
+        if stage == 0 and experts == 1:
             return [(dp, 1)]
         if self.extent == "whole":
             return [(replicate, dp // replicate) for replicate in divisors(dp) if dp // replicate * cp > 1]

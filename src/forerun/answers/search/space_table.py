@@ -17,7 +17,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.mesh import groups_of
 
 Rows = npt.NDArray[Any]
-MESH_FIELDS = ("tp", "cp", "pp", "ep", "dp_replicate", "dp_shard", "zero_stage")
+MESH_FIELDS = ("tp", "cp", "pp", "ep", "etp", "dp_replicate", "dp_shard", "zero_stage")
 """plan fields of a mesh, beside its order of axes"""
 
 

@@ -14,7 +14,19 @@ from forerun.describe.plan.plan import Plan
 
 Codes = npt.NDArray[Any]
 NUMBERS = (
-    *("seq_len", "micro_batch", "n_microbatches", "dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero_stage"),
+    *(
+        "seq_len",
+        "micro_batch",
+        "n_microbatches",
+        "dp_replicate",
+        "dp_shard",
+        "cp",
+        "tp",
+        "pp",
+        "ep",
+        "etp",
+        "zero_stage",
+    ),
     *("prefetch", "virtual_stages", "checkpoint_every", "lora_rank", "loss_chunks"),
 )
 """plan fields that rules and bounds calculate with; all others are only compared"""

@@ -18,6 +18,7 @@ import numpy as np
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, having, no, ranks_between, values_of
 from forerun.describe.plan.plan import DEFAULT_ORDER, MESH_AXES, LoraTarget, Plan
+from forerun.describe.plan.routing import BALANCED
 from forerun.describe.plan.rules import gathers_parameters, wide_dtype
 from forerun.describe.stacks.catalog import load_stack
 from forerun.describe.stacks.stack import Stack, gradient_dtype
@@ -157,11 +158,8 @@ def _balanced_ranks(model: ModelSpec, plan: Plans) -> Column:
 
 
 def _balanced_experts(model: ModelSpec, plan: Plans) -> Column:
-    """Says in which plans the model has no experts, or pads each to a capacity that holds the busiest one's tokens."""
-    if model.moe is None:
-        return True
-    capacity = model.moe.capacity_factor or 1.0
-    return having(plan.expert_imbalance, lambda imbalance: imbalance <= capacity)
+    """Says in which plans the model has no experts, or pads each to its capacity, whatever the router chooses."""
+    return True if model.moe is None else model.moe.capacity_factor is not None
 
 
 # -- pipelines -----------------------------------------------------------------------------------------------
@@ -194,6 +192,8 @@ NAMINGS = (
     _as_stack("cp_method", lambda model, plan: plan.cp == 1),
     _usual("cp_load_balance", "head_tail", _balanced_ranks),
     _usual("expert_imbalance", 1.0, _balanced_experts),
+    _usual("expert_routing", BALANCED, lambda model, plan: _balanced_experts(model, plan) | (plan.ep == 1)),
+    _usual("shared_expert_overlap", False, lambda model, plan: model.moe is None),
     _usual("pp_schedule", "1F1B", _no_schedule),
     _usual("layers_per_stage", None, lambda model, plan: plan.n_stages == 1),
     _usual("balance_ends", False, lambda model, plan: (plan.n_stages == 1) | (plan.layers_per_stage != None)),  # noqa: E711  a column

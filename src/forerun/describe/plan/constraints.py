@@ -21,12 +21,14 @@ from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, having, no
 from forerun.describe.plan.expert_rules import (
-    split_experts,
-    split_experts_why,
     uneven_experts,
     uneven_experts_why,
+    unlisted_loads,
+    unlisted_loads_why,
     unpaired_overlap,
     unpaired_overlap_why,
+    unpaired_shared_experts,
+    unpaired_shared_experts_why,
 )
 from forerun.describe.plan.fields import FIELD_TYPES, choices
 from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
@@ -444,7 +446,8 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("sequence does not split over cp and tp", _sequence, _sequence_why),
     Rule("context parallelism does not fit attention", _context, _context_why),
     Rule("experts do not split over ep", uneven_experts, uneven_experts_why),
-    Rule("experts that ranks split among them", split_experts, split_experts_why),
+    Rule("loads of other experts than the model's", unlisted_loads, unlisted_loads_why),
+    Rule("shared experts without an exchange beside them", unpaired_shared_experts, unpaired_shared_experts_why),
     Rule("expert_overlap without passes to pair", unpaired_overlap, unpaired_overlap_why),
     Rule("layers do not spread over the stages", _stages, _stages_why),
     Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),

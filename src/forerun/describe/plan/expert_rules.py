@@ -8,6 +8,7 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, having, ranks_between, where
 from forerun.describe.plan.plan import Plan
+from forerun.describe.plan.routing import Routing
 
 
 def uneven_experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
@@ -66,17 +67,36 @@ def uneven_experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     return f"{taken} can't be cut out of {mesh} in mesh_order {plan.mesh_order}"
 
 
-def split_experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    """Says in which plans several ranks share an expert."""
-    return plan.etp > 1
+def unlisted_loads(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    """Says in which plans the measured loads are not one for each expert."""
+    n_experts = 0 if model.moe is None else model.moe.n_experts
+
+    def unlisted(text: str) -> bool:
+        routing = Routing.parse(text)
+        return routing is not None and len(routing.loads) not in (0, n_experts)
+
+    return having(plan.expert_routing, unlisted)
 
 
-def split_experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+def unlisted_loads_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     """Explains the refusal of one plan."""
-    return (
-        f"etp {plan.etp}: Forerun places ranks that split an expert, but can't compute such an expert yet; use etp 1"
-        " and a larger ep"
-    )
+    given = plan.expert_routing.count(":")
+    return f"expert_routing has {given} loads, but {model.name} has {model.moe.n_experts if model.moe else 0} experts"
+
+
+def unpaired_shared_experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    """Says in which plans shared experts have no exchange to run beside."""
+    lacking = model.moe is None or not model.moe.shared_ffn
+    return plan.shared_expert_overlap & (lacking | (plan.ep == 1) | plan.expert_overlap)
+
+
+def unpaired_shared_experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    """Explains the refusal of one plan."""
+    if plan.expert_overlap:
+        return "shared_expert_overlap: with expert_overlap other passes run beside the exchanges; leave one of them out"
+    if plan.ep == 1:
+        return "shared_expert_overlap needs ep above 1: without it there is no exchange of tokens"
+    return f"shared_expert_overlap needs shared experts, which {model.name} does not have"
 
 
 _OVERLAPPED = ("1F1B", "Interleaved1F1B", "DualPipeV", "DualPipe")

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from forerun.common.errors import ForerunError
 from forerun.describe.kernels.dispatchers import AUTO
+from forerun.describe.plan.routing import BALANCED, Routing
 from forerun.describe.stacks.catalog import DEFAULT_STACK, load_stack
 from forerun.describe.stacks.stack import CpMethod, OptimizerImpl, Schedule, SelectivePolicy
 
@@ -117,12 +118,19 @@ class Plan:
     Megatron), every cp-th token, or consecutive ones; `ulysses` splits heads and is always balanced"""
     expert_imbalance: float = 1.0
     """tokens of the busiest expert-parallel rank divided by the mean of all ranks, at least 1"""
+    expert_routing: str = BALANCED
+    """how tokens spread over experts: balanced; uniform, by chance; zipf:S, popular experts by Zipf's law with exponent
+    S; or loads:A:B:..., measured tokens of each expert. The busiest rank has at least expert_imbalance"""
     dispatcher: str = AUTO
     """what brings tokens to their experts and back (describe/kernels/dispatchers.yaml); auto: as the stack does"""
     expert_overlap: bool = False
     """run the forward pass of one micro batch beside the backward pass of another one, so that the exchanges of either
     go on under the kernels of the other (DualPipe; Megatron-Core's --overlap-moe-expert-parallel-comm). One more micro
     batch is in flight"""
+
+    shared_expert_overlap: bool = False
+    """run the shared experts beside the exchange that brings tokens to the routed ones (Megatron-Core's
+    --moe-shared-expert-overlap)"""
 
     precision: Precision = "bf16"
     """dtype of the matrix multiplications"""
@@ -193,6 +201,7 @@ class Plan:
             if not least <= value <= most:
                 bounds = f"at least {least}" if most == inf else f"between {least} and {most}"
                 raise ForerunError(f"plan: {field} must be {bounds}, got {value}")
+        Routing.parse(self.expert_routing)
         if any(length < 1 for length in self.document_lengths):
             raise ForerunError(f"plan: document_lengths must be at least 1 each, got {self.document_lengths}")
         if self.mesh_order != DEFAULT_ORDER and sorted(self.mesh_axes) != sorted(MESH_AXES):

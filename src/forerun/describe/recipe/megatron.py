@@ -135,6 +135,7 @@ def _mesh(fields: Fields) -> dict[str, Any]:
     values["sequence_parallel"] = fields.flag(keys["sequence_parallel"]) and values["tp"] > 1
     values["async_tp"] = fields.flag(keys["async_tp"])
     values["expert_overlap"] = fields.flag(keys["expert_overlap"])
+    values["shared_expert_overlap"] = fields.flag(keys["shared_expert_overlap"])
     fields.stated("delay-wgrad-compute")
     if values["cp"] > 1:
         own = words_of(TOOL)

@@ -6,6 +6,7 @@ from forerun.core.network.token_exchange import parts_reached
 from forerun.core.program.kinds import TokenExchange
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.kernels.dispatchers import Dispatcher
+from forerun.describe.plan.routing import BALANCED, spread
 from forerun.sources.symbolic.feed_forward import feed_forward
 from forerun.sources.symbolic.linear import Casts, Section
 from forerun.sources.symbolic.products import Product
@@ -40,11 +41,13 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
         module,
     )
     routed = "routed" if moe.shared_ffn else y
-    _Routed(section, kernels.dispatcher, module).write(x, routed)
+    beside = kernels.plan.shared_expert_overlap and moe.shared_ffn > 0
+    _Routed(section, kernels.dispatcher, module, x if beside else "").write(x, routed)
     size = tokens * row
     if moe.shared_ffn:
         from_shared = "shared.y"
-        _shared(section, x, from_shared, module)
+        if not beside:
+            _shared(section, x, from_shared, module)
         forward, backward = kernels.pattern("residual", tokens * s.hidden, kernels.stack.residual)
         section.tape.add(
             TapeOp("ffn.sum", "pointwise", module, forward, backward, reads=(routed, from_shared), makes=((y, size),))
@@ -54,8 +57,9 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
 class _Routed:
     """The routed experts of a layer under one dispatcher."""
 
-    def __init__(self, section: Section, way: Dispatcher, module: int) -> None:
-        self.section, self.way, self.module = section, way, module
+    def __init__(self, section: Section, way: Dispatcher, module: int, shared: str = "") -> None:
+        """`shared` is the tensor that shared experts read, where they run beside the exchange; empty elsewhere."""
+        self.section, self.way, self.module, self.shared = section, way, module, shared
         kernels, plan, moe = section.kernels, section.kernels.plan, section.kernels.model.moe
         assert moe is not None
         self.kernels, self.shapes, self.moe = kernels, kernels.shapes, moe
@@ -64,14 +68,31 @@ class _Routed:
         """rows that leave for all experts of the rank's tokens"""
         self.local = max(1, moe.n_experts // plan.ep)
         """experts of the rank"""
-        self.busiest = max(plan.expert_imbalance, moe.capacity_factor or 1.0)
-        arrived = round(self.copies * self.busiest)
+        self.busiest, self.fullest = self._loads()
+        """rows of the rank that the others wait for, and of the one that keeps most, over the mean of all ranks"""
+        arrived = round(self.copies * self.busiest) * plan.etp
         if way.rounds_to > 1:
             arrived = ceil_div(ceil_div(arrived, self.local), way.rounds_to) * way.rounds_to * self.local
         self.arrived = arrived
-        """rows that the rank's experts compute"""
+        """rows that the rank's experts compute: those of all ranks that split these experts"""
+        self.landed = arrived // plan.etp
+        """rows that the exchange brings to the rank itself"""
         self.row = self.shapes.hidden * self.shapes.act_bytes
         """bytes of a token"""
+
+    def _loads(self) -> tuple[float, float]:
+        plan, moe = self.kernels.plan, self.moe
+        if moe.capacity_factor:  # experts are padded to their capacity, and drop what is beyond it
+            return moe.capacity_factor, moe.capacity_factor
+        if plan.expert_routing == BALANCED:
+            return plan.expert_imbalance, plan.expert_imbalance
+        tokens, layers = self.tokens * plan.ep * plan.etp, self.kernels.depth // plan.pp
+        found = spread(plan.expert_routing, moe.n_experts, moe.top_k, plan.ep, tokens, layers)
+        return max(found.busiest, plan.expert_imbalance), max(found.fullest, plan.expert_imbalance)
+
+    def _kept(self, rows: int) -> int:
+        """Returns the rows of the fullest rank where the busiest one has `rows`."""
+        return rows if self.fullest == self.busiest else round(rows * self.fullest / self.busiest)
 
     def write(self, x: str, y: str) -> None:
         if self.way.exchange == "gather":
@@ -97,16 +118,18 @@ class _Routed:
             counts = kernels.collective("ffn.counts", Collective.ALL_TO_ALL, "ep", size, Stream.EP)
             waits = self.way.reads_counts and not kernels.plan.cuda_graphs
             section.tape.add(TapeOp("ffn.counts", "view", module, counts, [], awaited=waits))
-        size = max(self.copies, self.arrived) * self.row
+        size = max(self.copies, self.landed) * self.row
         moves = self._by_nccl("ffn.dispatch", (Collective.ALL_TO_ALL, Collective.ALL_TO_ALL), size)
-        inside = self._exchange("ffn.dispatch", "sent", ("arrived", self.arrived * self.row), moves)
+        inside = self._exchange("ffn.dispatch", "sent", ("arrived", self._kept(self.landed) * self.row), moves)
+        inside = self._from_peers(inside, self.landed, self.row)
         return self._sorted("ffn.sort", inside, "sorted") if self.way.sorts else inside
 
     def _returned(self, y: str) -> None:
         """Sends the experts' outputs back to the tokens' ranks, which sum them with the router's weights."""
         kernels, section = self.kernels, self.section
         leaving = self._sorted("ffn.unsort", "expert.y", "unsorted") if self.way.sorts else "expert.y"
-        name, size = "ffn.combine_exchange", max(self.copies, self.arrived) * self.row
+        leaving = self._to_peers(leaving, self.landed)
+        name, size = "ffn.combine_exchange", max(self.copies, self.landed) * self.row
         moves = self._by_nccl(name, (Collective.ALL_TO_ALL, Collective.ALL_TO_ALL), size)
         back = self._exchange(name, leaving, ("returned", self.copies * self.row), moves)
         makes = [(y, self.tokens * self.row)]
@@ -125,7 +148,7 @@ class _Routed:
         """Copies tokens from the order of sending ranks into the order of the local experts, or back."""
         if self.kernels.plan.ep == 1 or self.local == 1:
             return x
-        elements, makes = self.arrived * self.shapes.hidden, ((y, self.arrived * self.row),)
+        elements, makes = self.arrived * self.shapes.hidden, ((y, self._kept(self.arrived) * self.row),)
         self.section.pointwise(name, "copy", elements, "fused", (x,), makes, module=self.module)
         return y
 
@@ -167,46 +190,87 @@ class _Routed:
             section.tape.add(TapeOp("ffn.dispatch.cast", "pointwise", module, cast, [], reads=(x,), makes=makes))
             x = "sent"
         moves = self._by_kernel("ffn.dispatch", 0), self._by_kernel("ffn.dispatch.backward", 1)
-        inside = self._exchange("ffn.dispatch", x, ("arrived", self._unique * self._sent_row), moves)
+        inside = self._exchange("ffn.dispatch", x, ("arrived", self._kept(self._unique) * self._sent_row), moves)
+        inside = self._from_peers(inside, self._unique, self._sent_row)
         elements = self.arrived * hidden * self._sent_row / self.row
         forward, _ = kernels.pattern("permute", elements, kernels.stack.moe)
         _, backward = kernels.pattern("permute", self.arrived * hidden, kernels.stack.moe)
-        makes = (("permuted", self.arrived * self._sent_row),)
+        makes = (("permuted", self._kept(self.arrived) * self._sent_row),)
         section.tape.add(TapeOp("ffn.permute", "pointwise", module, forward, backward, reads=(inside,), makes=makes))
         return "permuted"
 
     def _returned_once(self, y: str) -> None:
         """Sums what a GPU's experts make of each token, and sends the sums back."""
         kernels, section, module = self.kernels, self.section, self.module
-        elements, makes = self.arrived * self.shapes.hidden, (("leaving", self._unique * self.row),)
+        etp = self.kernels.plan.etp
+        elements, makes = self.arrived * self.shapes.hidden, (("leaving", self._kept(self._unique) * self.row * etp),)
         saves: tuple[str, ...] = () if kernels.stack.weights_in_activation else ("expert.y", "weights")
         reads = ("expert.y", "weights")
         section.pointwise("ffn.unpermute", "combine", elements, kernels.stack.moe, reads, makes, saves, module)
         name = "ffn.combine_exchange"
         moves = self._by_kernel(name, 1), self._by_kernel(name + ".backward", 0)
-        self._exchange(name, "leaving", (y, self.tokens * self.row), moves)
+        self._exchange(name, self._to_peers("leaving", self._unique), (y, self.tokens * self.row), moves)
 
     # -- all tokens to all ---------------------------------------------------------------------------------
 
     def _copied_from_all(self, x: str) -> str:
         """Gathers all tokens of the expert-parallel group and copies out those of the rank's experts."""
-        section, elements = self.section, self.arrived * self.shapes.hidden
+        section, elements = self.section, self.landed * self.shapes.hidden
         every = self.tokens * self.kernels.plan.ep * self.row
         found = self._exchange("ffn.dispatch", x, ("gathered", every), self._by_nccl("ffn.dispatch", _GATHER, every))
-        makes = (("arrived", self.arrived * self.row),)
+        makes = (("arrived", self._kept(self.landed) * self.row),)
         section.pointwise(
             "ffn.permute", "permute", elements, self.kernels.stack.moe, (found,), makes, module=self.module
         )
-        return "arrived"
+        return self._from_peers("arrived", self.landed, self.row)
 
     def _summed_for_all(self, y: str) -> None:
         """Weights the outputs of a rank's experts and reduce-scatters them to the ranks that the tokens came from."""
         ep, section, style = self.kernels.plan.ep, self.section, self.kernels.stack.moe
-        own, elements = self.tokens * self.row, self.arrived * self.shapes.hidden
-        made, reads = y if ep == 1 else "partial", ("expert.y", "weights")
+        own, elements = self.tokens * self.row, self.landed * self.shapes.hidden
+        made, reads = y if ep == 1 else "partial", (self._to_peers("expert.y", self.landed), "weights")
         section.pointwise("ffn.combine", "combine", elements, style, reads, ((made, own * ep),), reads, self.module)
         name = "ffn.combine_exchange"
         self._exchange(name, made, (y, own), self._by_nccl(name, _GATHER[::-1], own * ep))
+
+    # -- ranks that split an expert ------------------------------------------------------------------------
+
+    def _from_peers(self, x: str, rows: int, row: int) -> str:
+        """Gathers the tokens that arrived at the ranks that split the same experts, as Megatron-Core's dispatchers do
+        after their exchange: `rows` of `row` bytes of each. Returns the tensor of all of them."""
+        if self.kernels.plan.etp == 1:
+            return x
+        every = rows * row * self.kernels.plan.etp
+        wide = every * self.row // row  # gradients come back in 16 bits
+        made = self._kept(rows) * row * self.kernels.plan.etp
+        self._between_peers("ffn.expert_gather", x, ("of_peers", made), (every, wide), _GATHER)
+        return "of_peers"
+
+    def _to_peers(self, x: str, rows: int) -> str:
+        """Sums what these ranks make of each token, of which each keeps its own `rows`."""
+        etp = self.kernels.plan.etp
+        if etp == 1:
+            return x
+        size = rows * self.row * etp
+        self._between_peers(
+            "ffn.expert_scatter", x, ("of_own", self._kept(rows) * self.row), (size, size), _GATHER[::-1]
+        )
+        return "of_own"
+
+    def _between_peers(
+        self,
+        name: str,
+        x: str,
+        made: tuple[str, int],
+        sizes: tuple[int, int],
+        kinds: tuple[Collective, Collective],
+    ) -> None:
+        """Writes a collective over the ranks that split an expert; `sizes` and `kinds` are of forward and backward."""
+        forward, backward = (
+            self.kernels.collective(one, kind, "etp", size, Stream.TP)
+            for one, kind, size in zip((name, name + ".backward"), kinds, sizes, strict=True)
+        )
+        self.section.tape.add(TapeOp(name, "gather", self.module, forward, backward, reads=(x,), makes=(made,)))
 
     # -- exchanges and products ----------------------------------------------------------------------------
 
@@ -224,16 +288,22 @@ class _Routed:
         if self.kernels.plan.ep == 1:
             return x
         self.section.tape.add(TapeOp(name, EXCHANGE, self.module, *moves, reads=(x,), makes=(made,)))
+        if self.shared and name == "ffn.dispatch":
+            first = len(self.section.tape.ops)
+            _shared(self.section, self.shared, "shared.y", self.module)
+            for op in self.section.tape.ops[first:]:
+                op.beside = True
         return made[0]
 
     def _grouped(self, x: str) -> None:
         """Writes the grouped products of the local experts over the tokens in `x`."""
         section, kernels, s, tokens, local = self.section, self.kernels, self.shapes, self.arrived, self.local
-        width = self.moe.expert_ffn
+        width = self.moe.expert_ffn // kernels.plan.etp
         each = max(1, ceil_div(tokens, local))
         gated = kernels.model.gated_mlp
         up = (2 if gated else 1) * width
-        act_size = tokens * width * s.act_bytes
+        kept = self._kept(tokens)
+        act_size = kept * width * s.act_bytes
         one = local * s.hidden * width
         for _ in range(up // width):
             section.weights.add_experts(s.hidden, width, local)
@@ -241,7 +311,7 @@ class _Routed:
         if kernels.model.mlp_bias:
             section.weights.experts.append(local * (up + s.hidden))
         kit = kernels.gemms("ffn.expert_up", each, s.hidden, up, local)
-        self._product("ffn.expert_up", kit, x, ("expert.u", tokens * up * s.act_bytes), s.hidden, local * s.hidden * up)
+        self._product("ffn.expert_up", kit, x, ("expert.u", kept * up * s.act_bytes), s.hidden, local * s.hidden * up)
         saves: tuple[str, ...] = ("expert.u",)
         makes = [("expert.act", act_size)]
         if gated and kernels.style(kernels.stack.activation) == "composed":  # backward reads silu(gate)
@@ -253,18 +323,19 @@ class _Routed:
             *(reads, tuple(makes), saves, self.module),
         )
         kit = kernels.gemms("ffn.expert_down", each, width, s.hidden, local)
-        self._product("ffn.expert_down", kit, "expert.act", ("expert.y", tokens * self.row), width, one)
+        self._product("ffn.expert_down", kit, "expert.act", ("expert.y", kept * self.row), width, one)
 
     def _product(
         self, name: str, ops: tuple[int, int, int], x: str, made: tuple[str, int], width: int, weights: int
     ) -> None:
         """Writes a grouped product of the rows of `x`, each of `width` elements."""
         section, elements = self.section, self.arrived * width
+        made_elements = made[1] / self.shapes.act_bytes * (self.busiest / self.fullest)
         cast = self._narrow and x == "permuted"
         """whether `x` came in 8 bits, so that only the weight's gradient needs another cast of it"""
-        casts = Casts(0 if cast else elements, elements, made[1] / self.shapes.act_bytes)
+        casts = Casts(0 if cast else elements, elements, made_elements)
         cast_in, cast_out = section.fp8_casts(name, casts, weights)
-        kept, extra = (x, ()) if cast else section.kept_input(x, elements)
+        kept, extra = (x, ()) if cast else section.kept_input(x, self._kept(self.arrived) * width)
         section.tape.add(
             TapeOp(
                 name,

@@ -215,6 +215,8 @@ class TransformerKernels(PlanKernels):
     ) -> None:
         """`architecture` is the device's, which decides which kernel scaled_dot_product_attention runs."""
         self.model, self.architecture = model, architecture
+        self.depth = model.n_layers
+        """layers of the whole model, also where `model` is one of its layers"""
         self.dispatcher = rules.token_dispatcher(plan, stack)
         self.breaks_graphs = rules.breaks_graphs(model, plan, stack)
         self.shapes = shapes = Shapes.of(model, plan, stack)

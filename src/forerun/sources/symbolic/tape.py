@@ -62,6 +62,8 @@ class TapeOp:
     """temporary memory of some of its backward stages"""
     awaited: bool = False
     """whether the host waits for the end of its forward kernels, because what it launches next depends on them"""
+    beside: bool = False
+    """whether it runs beside the exchange before it, forward and backward, and later operations wait for both"""
     in_place: bool = False
     """whether its backward overwrites the tensor that it reads and has saved with that tensor's gradient"""
 

@@ -31,7 +31,8 @@ def forward_block(tape: Tape, keeps: bool = True) -> BlockBuilder:
             keep(size, _ACTIVATION, 0)
     for i, op in enumerate(tape.ops):
         first = len(writer.block)
-        writer.hold(op.forward_held, writer.stages(op.forward, _FORWARD, op.module, op.awaited), op.passing)
+        ends = writer.stages(op.forward, _FORWARD, op.module, op.awaited, op.beside)
+        writer.hold(op.forward_held, ends, op.passing)
         first, last = writer.span(first)
         for tensor, size in op.makes:
             if tensor in kept:
@@ -88,6 +89,8 @@ class _Backward:
         self.late = late
         self.waiting: list[tuple[int, TapeOp]] = []
         """operations whose weight gradients wait for the launch of the next exchange"""
+        self.beside: list[int] = []
+        """operations that wait for the launch of the exchange beside which they run"""
         self.writer = writer
         self.weights = weights
         self.sizes = tape.sizes()
@@ -133,7 +136,14 @@ class _Backward:
         for i in range(len(ops) - 1, -1, -1):
             for region in regions.get(i, ()):
                 self._recompute(region)
+            if ops[i].beside:
+                self.beside.append(i)
+                continue
             self._op(i, ops[i])
+            if ops[i].kind == EXCHANGE:
+                while self.beside:
+                    turn = self.beside.pop(0)
+                    self._op(turn, ops[turn])
         self._catch_up()
         end = len(self.writer.block) - 1
         for size, start, category in self.grads.values():
@@ -144,9 +154,8 @@ class _Backward:
         needed = self.tape.remade(region) - self.kept
         for i in self.tape.recomputed(region):
             op, first = self.tape.ops[i], len(block)
-            self.writer.hold(
-                op.forward_held, self.writer.stages(op.forward, _RECOMPUTE, op.module, op.awaited), op.passing
-            )
+            ends = self.writer.stages(op.forward, _RECOMPUTE, op.module, op.awaited, op.beside)
+            self.writer.hold(op.forward_held, ends, op.passing)
             for tensor, size in op.makes:
                 if tensor in needed:
                     self.remade[tensor] = (size, first)
@@ -157,14 +166,15 @@ class _Backward:
         block, first = self.writer.block, len(self.writer.block)
         ahead = self.tape.weights_first and self.weights is None and bool(op.weight_backward)
         if ahead:
-            self.writer.stages(op.weight_backward, _BACKWARD, op.module)
+            self.writer.stages(op.weight_backward, _BACKWARD, op.module, beside=op.beside)
         turn = len(block)
-        self.writer.hold(op.backward_held, self.writer.stages(op.backward, _BACKWARD, op.module), op.passing)
+        ends = self.writer.stages(op.backward, _BACKWARD, op.module, beside=op.beside)
+        self.writer.hold(op.backward_held, ends, op.passing)
         wait = self.late and self.weights is None and bool(op.weight_backward)
         if wait:
             self.waiting.append((i, op))
         elif not ahead:
-            (self.weights or self.writer).stages(op.weight_backward, _BACKWARD, op.module)
+            (self.weights or self.writer).stages(op.weight_backward, _BACKWARD, op.module, beside=op.beside)
         if op.weight_grad_bytes and not wait:
             self._weight_gradient(op)
         first, last = self.writer.span(first)
@@ -231,9 +241,13 @@ class _Writer:
         self.marker = marker
         self.before: tuple[tuple[int, Stream], ...] = ()
 
-    def stages(self, stages: list[Stage], phase: Phase, module: int, awaited: bool = False) -> list[int]:
-        """Writes `stages`; returns the last node of each. With `awaited` the host waits for the end of each."""
-        node, before = self.block.node, self.before
+    def stages(
+        self, stages: list[Stage], phase: Phase, module: int, awaited: bool = False, beside: bool = False
+    ) -> list[int]:
+        """Writes `stages`; returns the last node of each. With `awaited` the host waits for the end of each. With
+        `beside` they don't wait for an exchange that was written before them; what follows waits for both."""
+        exchanges = tuple(last for last in self.before if last[1] == Stream.EP) if beside else ()
+        node, before = self.block.node, tuple(last for last in self.before if last not in exchanges)
         ends = []
         for stage in stages:
             if not before and any(stream != _COMPUTE for _, stream in stage):
@@ -244,7 +258,7 @@ class _Writer:
                 now.append((node(op, stream, phase, module, after, sync=awaited), stream))
             before = tuple(now)
             ends.append(len(self.block) - 1)
-        self.before = before
+        self.before = (*exchanges, *before)
         return ends
 
     def hold(self, held: tuple[Held, ...], ends: list[int], category: Category) -> None:

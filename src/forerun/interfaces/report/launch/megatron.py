@@ -82,6 +82,7 @@ def _mesh(t: Translation) -> list[str]:
     if t.model.moe:
         lines += [experts, t.argument("etp")]
         lines += [t.argument("expert_overlap"), "--delay-wgrad-compute"] if t.give("expert_overlap") else []
+        lines += [t.argument("shared_expert_overlap")] if t.give("shared_expert_overlap") else []
         if plan.tp > 1 and not plan.sequence_parallel:
             t.refuse("sequence_parallel", "Megatron-LM trains experts under tp only with it")
     return lines

@@ -11,6 +11,7 @@ from forerun.describe.kernels.dispatchers import AUTO
 from forerun.describe.kernels.optimizers import optimizer
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import DEFAULT_ORDER, FP8_PRECISIONS, Plan
+from forerun.describe.plan.routing import BALANCED
 from forerun.describe.recipe.words import words_of
 from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.mesh import groups_of
@@ -153,7 +154,7 @@ class Translation:
             no_modules, "recompute_modules", "wrap these modules in your script; the tool has no such setting"
         )
         if self.model.moe is None:
-            implied("etp", "dispatcher", "expert_overlap")
+            implied("etp", "dispatcher", "expert_overlap", "shared_expert_overlap")
         if not plan.compile:
             implied("compile_loss", "graph_breaks")
         if plan.graph_breaks:
@@ -166,6 +167,8 @@ class Translation:
         self.implied_if(plan.etp == 1, "etp", "the tool keeps experts whole, or splits them over all of tp")
         self.implied_if(plan.dispatcher == AUTO, "dispatcher", "replace the tool's exchange of tokens in your script")
         self.implied_if(not plan.expert_overlap, "expert_overlap", "the tool runs one pass after the other")
+        own = "the tool runs shared experts before or after the routed ones"
+        self.implied_if(not plan.shared_expert_overlap, "shared_expert_overlap", own)
         self.implied_if(plan.moment_dtype == "fp32", "moment_dtype", "the tool's optimizer keeps its moments in fp32")
         if optimizer(plan.optimizer).elements.unfused is None:
             implied("optimizer_impl")
@@ -177,10 +180,11 @@ class Translation:
             implied("lora_rank", "lora_targets", "frozen_dtype")
         if not plan.reference:
             implied("reference")
-        if plan.expert_imbalance == 1:
-            implied("expert_imbalance")
-        else:
-            self.note("expert_imbalance", "what routing came to be, not a setting")
+        for name, usual in (("expert_imbalance", 1), ("expert_routing", BALANCED)):
+            if getattr(plan, name) == usual:
+                implied(name)
+            else:
+                self.note(name, "what routing came to be, not a setting")
 
     def fine_tuning(self) -> None:
         """Note the adapters and the reference model that the user's script makes.
