@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from forerun.answers.jobs.job import Placement
 from forerun.common.errors import UnknownName
@@ -74,6 +75,9 @@ class Counted(Placer):
 
 class Packed(Placer):
     """Puts a job on one node where it fits, else on idle nodes and the rest of one more, all under one switch."""
+
+    on_whole_nodes: ClassVar[bool] = True
+    """whether GPUs of several nodes have to be whole nodes"""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -146,6 +150,8 @@ def _lowest(bits: int, number: int) -> list[int]:
 
 class Spread(Packed):
     """Puts a job on the nodes with the most free GPUs, of any switch."""
+
+    on_whole_nodes: ClassVar[bool] = False
 
     def place(self, gpus: int) -> Placement | None:
         """Takes GPUs of the emptiest nodes first."""

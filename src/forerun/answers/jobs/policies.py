@@ -23,6 +23,8 @@ Numbers: TypeAlias = npt.NDArray[np.int64]
 Times: TypeAlias = npt.NDArray[np.float64]
 _QUANTILES = 10
 """of the jobs' service, at which Gittins indices are known"""
+_PAUSE = 0.01
+"""shortest time between two looks at these indices, over the mean duration of jobs"""
 _NEAR = 1e-9
 """relative rounding error of attained service"""
 
@@ -289,6 +291,7 @@ class Gittins(Ranking):
 
     def prepare(self, jobs: Sequence[Job]) -> None:
         """Computes the index at quantiles of the GPU-seconds of all jobs."""
+        self.pause_s = _PAUSE * float(np.mean([job.duration_s for job in jobs]))
         service = np.sort([job.gpus * job.duration_s for job in jobs])
         levels = np.unique(np.quantile(service, np.linspace(0.0, 1.0, _QUANTILES + 1)))
         ended = np.searchsorted(service, levels, side="right") / len(service)
@@ -308,9 +311,9 @@ class Gittins(Ranking):
         return -self.index[self._level(now)]
 
     def next_look_s(self, running: Now, now_s: float) -> float:
-        """Returns when the next running job comes to another quantile."""
+        """Returns when the next running job comes to another quantile, but not at once after the last look."""
         left_s = self.attained[self._level(running) + 1] / running.gpus - running.done_s
-        return now_s + float(left_s.min(initial=inf))
+        return now_s + max(self.pause_s, float(left_s.min(initial=inf)))
 
 
 POLICIES: dict[str, Callable[[], Queue | Ranking]] = {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from forerun.answers.jobs.displacing import displacing
 from forerun.answers.jobs.job import Job, Progress
 from forerun.answers.jobs.placement import Counted, Placer
 from forerun.answers.jobs.policies import Now, Numbers, Ranking
@@ -27,6 +28,9 @@ class RankedSimulation(Simulation):
         self.ran_s, self.seen_s, self.keys = np.zeros((3, len(own)))
         self.pace = np.ones(len(own))
         self.runs = np.zeros(len(own), dtype=bool)
+        self.sizes, self.kind = np.unique(self.gpus, return_inverse=True)
+        """the numbers of GPUs that jobs need, ascending, and which of them each job needs"""
+        self.displaced = displacing(place, len(own))
         self.order = np.zeros(0, dtype=np.int64)
         self.moved: list[int] = []
         """jobs that came or were stopped since the last event"""
@@ -87,57 +91,76 @@ class RankedSimulation(Simulation):
     def _displace(self) -> None:
         """Starts waiting jobs down the order, each in the place of the last running ones behind it if it needs one.
 
-        Jobs that go on stay on their nodes. A job that finds no place even without all behind it displaces none.
+        Jobs that go on stay on their nodes. A job that finds no place even so displaces none, and nor does another one
+        of its size further down; so each size has a queue of its own.
         """
         runs, gpus = self.runs[self.order], self.gpus[self.order]
-        held = np.cumsum(np.where(runs, gpus, 0)[::-1])[::-1]
-        running = np.flatnonzero(runs).tolist()
-        may_fit = ~runs & (gpus <= held + self.place.free)
-        to_try = np.flatnonzero(may_fit).tolist()
-        lost, stuck = 0, set[int]()
+        waiting = np.flatnonzero(~runs)
+        if not len(waiting):
+            return
+        self.displaced.look(self.order, runs, gpus)
+        kinds = self.kind[self.order[waiting]]
+        first = np.full(len(self.sizes), len(self.order))
+        first[kinds[::-1]] = waiting[::-1]
+        limits = self.displaced.limits(self.sizes)
+        queues: dict[int, list[int]] = {
+            size: waiting[kinds == kind].tolist() if may_start else []
+            for kind, (size, may_start) in enumerate(zip(self.sizes.tolist(), first < limits, strict=True))
+        }
+        to_try = [(queue[0], size) for size, queue in queues.items() if queue]
+        heapify(to_try)
         while to_try:
-            at = heappop(to_try)
-            left = max(0, int(held[at]) - lost)
-            if not left and not self.place.free:
-                return
-            job = self.by_number[self.order[at]]
-            if job.gpus <= self.place.free + left and job.gpus not in stuck:
-                displaced = self._make_room(job, at, running)
-                if displaced is None:
-                    stuck.add(job.gpus)
-                    continue
-                lost += int(gpus[displaced].sum())
-                may_fit_now = ~runs & ~may_fit & (gpus <= self.place.free)
-                may_fit |= may_fit_now
-                for each in (*displaced, *np.flatnonzero(may_fit_now).tolist()):
-                    heappush(to_try, each)
+            at, size = heappop(to_try)
+            queue = queues.get(size)
+            if not queue or queue[0] != at:
+                continue
+            stopped = self._make_room(self.by_number[self.order[at]], at)
+            if stopped is None:
+                del queues[size]
+                continue
+            heappop(queue)
+            for each in stopped:
+                if int(gpus[each]) in queues:
+                    heappush(queues[int(gpus[each])], each)
+            for each in {size, *gpus[stopped].tolist()}:
+                if queues.get(each):
+                    heappush(to_try, (queues[each][0], each))
 
-    def _make_room(self, job: Progress, at: int, running: list[int]) -> list[int] | None:
-        """Starts a job, displacing the last of those that run as long as it finds no place; returns their places.
+    def _make_room(self, job: Progress, at: int) -> list[int] | None:
+        """Starts a job, in the place of others behind place `at` if it needs one; returns their places.
 
-        Those before place `at` in the order stay. Returns None, and nothing has changed, where it finds none even so.
+        Returns None, and nothing has changed, where it finds none even so.
         """
-        displaced: list[int] = []
-        while not self.start(job):
-            if not running or running[-1] < at:
-                for each in reversed(displaced):
-                    last = self.by_number[self.order[each]]
-                    self.place.take(last.place, last.gpus)
-                    running.append(each)
-                return None
-            displaced.append(running.pop())
-            last = self.by_number[self.order[displaced[-1]]]
+        if self.start(job):
+            return []
+        stopped = self.displaced.who(job.gpus, at)
+        if stopped is None:
+            return None
+        for each in stopped:
+            last = self.by_number[self.order[each]]
             self.place.release(last.place, last.gpus)
-        for each in displaced:
-            self._preempt(self.by_number[self.order[each]])
-        return displaced
+            self._preempt(last)
+        if not self.start(job):
+            raise AssertionError(f"job {job.job.name} has room and finds no place")
+        return stopped
 
     def start(self, job: Progress) -> bool:
         """Starts a waiting job if it finds a place; returns whether it did."""
         started = super().start(job)
         if started:
             self.runs[job.number] = True
+            self.displaced.took(job.place, job.number)
         return started
+
+    def stop(self, job: Progress) -> None:
+        """Stops a job whose GPUs are already released."""
+        super().stop(job)
+        self.displaced.left(job.place, job.number)
+
+    def _repair_and_fail(self) -> None:
+        super()._repair_and_fail()
+        if self.failures is not None:
+            self.displaced.away([node for _, node in self.repairs])
 
     def _expect(self, job: Progress) -> None:
         super()._expect(job)
