@@ -10,8 +10,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from forerun.answers.analysis.predict import predict
 from forerun.answers.jobs.contention import SharedNetwork
+from forerun.answers.jobs.elastic import ELASTIC
+from forerun.answers.jobs.elastic_description import ElasticEntry, PlannedEntry, PlannedSteps, scaling_of
+from forerun.answers.jobs.elastic_rounds import share_out
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job, Scheduled, Traffic
 from forerun.answers.jobs.placement import PLACERS, Shape
@@ -22,25 +24,12 @@ from forerun.answers.jobs.trace_file import read_jobs
 from forerun.answers.jobs.unlike_description import UNLIKE, UnlikeRequest, unlike_cluster_of
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.yaml_files import Entry, check, read_yaml
-from forerun.describe.cluster.catalog import load_cluster
-from forerun.describe.model.catalog import load_model
-from forerun.describe.plan.complete import complete_plan
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 _MOST_JOBS = 1_000_000
 _MOST_GPUS = 1_000_000
-
-
-class PlannedEntry(Entry):
-    """A job given as a plan: its step is predicted on the job's GPUs."""
-
-    model: str
-    cluster: str
-    steps: Count
-    global_batch: Count | None = None
-    fields: dict[str, Any] = Field(default_factory=dict)
 
 
 class JobEntry(Entry):
@@ -55,6 +44,7 @@ class JobEntry(Entry):
     network_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     group: str = ""
     priority: int = 0
+    elastic: ElasticEntry | None = None
 
 
 class DrawnEntry(Entry):
@@ -129,6 +119,8 @@ class JobsRequest:
 
     def schedule(self, policy: str) -> list[Scheduled]:
         """Returns what becomes of the jobs under a policy. Raises as `schedule` does."""
+        if policy in ELASTIC:
+            return share_out(self.jobs, self.shape, policy, self.terms)
         return schedule(self.jobs, self.shape, policy, self.placement, self.terms)
 
 
@@ -142,8 +134,8 @@ def of_trace(path: str | Path, shape: Shape) -> JobsRequest:
 def check_names(policies: Sequence[str], placement: str) -> None:
     """Raises UnknownName for a policy or a placement that there is not."""
     for name in policies:
-        if name not in POLICIES:
-            raise UnknownName("scheduling policy", name, list(POLICIES))
+        if name not in POLICIES and name not in ELASTIC:
+            raise UnknownName("scheduling policy", name, [*POLICIES, *ELASTIC])
     if placement not in PLACERS:
         raise UnknownName("placement", placement, list(PLACERS))
 
@@ -210,16 +202,21 @@ def _job(entry: JobEntry, place: str) -> Job:
         raise ForerunError(f"{place}: job {entry.name}: give either duration_s or plan")
     if entry.network_share and entry.step_s is None:
         raise ForerunError(f"{place}: job {entry.name}: network_share needs step_s")
+    scaling = None
     if entry.plan is None:
         assert entry.duration_s is not None
         duration_s, step_s, share = entry.duration_s, entry.step_s or 0.0, entry.network_share
+        if entry.elastic is not None:
+            scaling = scaling_of(entry.elastic, entry.gpus, f"{place}: job {entry.name}: elastic")
     else:
-        plan = complete_plan(entry.plan.fields, entry.gpus, entry.plan.global_batch)
-        found = predict(load_model(entry.plan.model), plan, load_cluster(entry.plan.cluster))
+        planned = PlannedSteps(entry.plan)
+        found = planned.predicted(entry.gpus, entry.plan.global_batch)
         step_s, share = found.step_time_s, found.exposed_comm_s / found.step_time_s
         duration_s = entry.plan.steps * step_s
+        if entry.elastic is not None:
+            scaling = planned.scaling(entry.elastic, entry.gpus, f"{place}: job {entry.name}: elastic")
     traffic = Traffic((1.0 - share) * step_s, share * step_s) if share else None
-    return Job(entry.name, entry.gpus, entry.submit_s, duration_s, entry.group, entry.priority, traffic)
+    return Job(entry.name, entry.gpus, entry.submit_s, duration_s, entry.group, entry.priority, traffic, scaling)
 
 
 def _drawn(entry: DrawnEntry, place: str) -> tuple[Job, ...]:

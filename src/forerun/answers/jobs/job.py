@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -18,6 +19,25 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaling:
+    """How fast a job goes on other numbers of GPUs than its own."""
+
+    sizes: tuple[int, ...]
+    """numbers of GPUs that it can run on, ascending"""
+    speeds: tuple[float, ...]
+    """progress on each, over that on the GPUs that the job asks for"""
+
+    def speed(self, gpus: int) -> float:
+        """Returns the speed on one of the sizes."""
+        return self.speeds[self.sizes.index(gpus)]
+
+    @property
+    def least_gpus(self) -> float:
+        """Returns the GPU-seconds, over its seconds at speed 1, of the size that needs the fewest."""
+        return min(size / speed for size, speed in zip(self.sizes, self.speeds, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job that takes `duration_s` on all its GPUs at once."""
 
@@ -31,6 +51,8 @@ class Job:
     """the larger goes first under policies that ask for it"""
     traffic: Traffic | None = None
     """its step, where other jobs on the same links slow it"""
+    scaling: Scaling | None = None
+    """None: it runs on `gpus` only"""
 
 
 class Progress:
@@ -75,6 +97,25 @@ class Scheduled:
     """(begin, end) of each time that it ran"""
     failures: int = 0
     """how often a node under it failed"""
+    held: tuple[int, ...] = ()
+    """GPUs that it had each time that it ran; empty: always those that it asks for"""
+
+    @property
+    def periods(self) -> Iterator[tuple[float, float, int]]:
+        """Yields (begin, end, GPUs) of each time that it ran."""
+        for i, (begin_s, end_s) in enumerate(self.ran):
+            yield begin_s, end_s, self.held[i] if self.held else self.job.gpus
+
+    @property
+    def held_gpu_s(self) -> float:
+        """GPU-seconds that it had."""
+        return sum(gpus * (end_s - begin_s) for begin_s, end_s, gpus in self.periods)
+
+    @property
+    def needed_gpu_s(self) -> float:
+        """GPU-seconds that it needs where nothing slows it, on the GPUs with the least of them."""
+        scaling = self.job.scaling
+        return self.job.duration_s * (self.job.gpus if scaling is None or not self.held else scaling.least_gpus)
 
     @property
     def jct_s(self) -> float:

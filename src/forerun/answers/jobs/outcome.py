@@ -78,14 +78,12 @@ class PolicyOutcome:
     @property
     def utilisation(self) -> float:
         """GPU-seconds that jobs hold over those that the cluster has within the makespan."""
-        held = sum(job.job.gpus * (end - begin) for job in self.jobs for begin, end in job.ran)
-        return held / (self.gpus * self.makespan_s)
+        return sum(job.held_gpu_s for job in self.jobs) / (self.gpus * self.makespan_s)
 
     @property
     def goodput(self) -> float:
         """GPU-seconds that jobs need at their fastest over those that they hold."""
-        needed = sum(job.job.gpus * job.job.duration_s for job in self.jobs)
-        return needed / sum(job.job.gpus * job.ran_s for job in self.jobs)
+        return sum(job.needed_gpu_s for job in self.jobs) / sum(job.held_gpu_s for job in self.jobs)
 
     @property
     def failures(self) -> int:
@@ -115,9 +113,9 @@ def in_use(jobs: Sequence[Scheduled]) -> tuple[list[float], list[int]]:
     """Returns the times in seconds at which the number of GPUs in use changes, and the number from then on."""
     changes: defaultdict[float, int] = defaultdict(int)
     for job in jobs:
-        for begin, end in job.ran:
-            changes[begin] += job.job.gpus
-            changes[end] -= job.job.gpus
+        for begin_s, end_s, gpus in job.periods:
+            changes[begin_s] += gpus
+            changes[end_s] -= gpus
     times = sorted(changes)
     return times, np.cumsum([changes[time] for time in times]).tolist()
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from forerun.answers.jobs.description import JobsRequest, check_names, of_trace, read_cluster
+from forerun.answers.jobs.elastic import ELASTIC
 from forerun.answers.jobs.outcome import compare
 from forerun.answers.jobs.placement import PLACERS, Shape
 from forerun.answers.jobs.policies import POLICIES
@@ -45,7 +46,8 @@ class Nodes:
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help=f"Policies to compare: {', '.join(POLICIES)}; on unlike GPUs {', '.join(SHARES)}.",
+            help=f"Policies to compare: {', '.join(POLICIES)}; for elastic jobs {', '.join(ELASTIC)};"
+            f" on unlike GPUs {', '.join(SHARES)}.",
         ),
     ] = None
     placement: Annotated[str | None, typer.Option(metavar="|".join(PLACERS), help="Where a job's GPUs may lie.")] = None

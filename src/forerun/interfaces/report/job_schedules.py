@@ -131,6 +131,7 @@ def job_rows(outcomes: Sequence[PolicyOutcome]) -> list[Mapping[str, Any]]:
             "waited_s": job.waited_s,
             "preemptions": job.preemptions,
             "failures": job.failures,
+            "gpu_s": job.held_gpu_s,
         }
         for one in outcomes
         for job in one.jobs

@@ -1,0 +1,158 @@
+"""Jobs that run on more or fewer GPUs: how much good a number of GPUs does, and policies that choose the numbers.
+
+Goodput is examples a second times the share of them that count (Pollux, OSDI'21; Sia, SOSP'23): larger batches keep
+more GPUs busy, but each example of theirs teaches less.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TypeAlias
+
+from forerun.answers.jobs.job import Scaling
+from forerun.common.errors import UnknownName
+
+Choices: TypeAlias = Sequence[tuple[int, float]]
+"""(GPUs, how good it is to have them) of one job, GPUs ascending"""
+_SIA_POWER = -0.5
+_SIA_WITHOUT = -1.1
+"""what no GPUs are worth to Sia, where the smallest number of GPUs is worth -1"""
+_MUCH = 1e9
+"""how bad no GPUs are under a policy that gives all jobs some as long as there are any"""
+_LEAST_FACTOR = 1e-3
+
+
+def efficiency(batch: float, first_batch: float, noise_scale: float) -> float:
+    """Returns what an example of a batch teaches over one of the first batch: (phi + M0) / (phi + M) (Pollux, OSDI'21).
+
+    `noise_scale` is the gradient noise scale phi in examples (McCandlish et al., arXiv 1812.06162).
+    """
+    return (noise_scale + first_batch) / (noise_scale + batch)
+
+
+def step_s(batch: float, gpus: int, example_s: float, sync_s: float, overlap: float) -> float:
+    """Returns the seconds of a step (Pollux, OSDI'21): overlap 1 adds computation and exchange, more hides the less."""
+    compute_s = batch / gpus * example_s
+    return float((compute_s**overlap + sync_s**overlap) ** (1.0 / overlap))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A job that has not ended, when GPUs are shared out anew."""
+
+    scaling: Scaling
+    gpus: int
+    """that it has now; 0 while it waits"""
+    age_s: float
+    restarts: int
+    restart_s: float
+    """seconds of a restart on another number of GPUs"""
+
+    def factor(self, gpus: int) -> float:
+        """Returns the share of its time that is left for training if it moves to `gpus` now, and as often as so far."""
+        if gpus == self.gpus or not self.restart_s or not (self.gpus or self.restarts):
+            return 1.0
+        kept_s = self.age_s - self.restarts * self.restart_s
+        return min(1.0, max(_LEAST_FACTOR, kept_s / (self.age_s + self.restart_s)))
+
+
+class Elastic(ABC):
+    """Shares GPUs out among jobs, to each one of the numbers that it can run on, or none."""
+
+    @abstractmethod
+    def choices(self, job: Asked, fair: int) -> Choices:
+        """Returns how good each number of GPUs is for a job; `fair` is an equal part of the cluster."""
+
+    def share(self, jobs: Sequence[Asked], total: int) -> list[int]:
+        """Returns the GPUs of each job; those that come first go first where not all can run."""
+        fair = max(1, total // max(1, len(jobs)))
+        return best_sizes([self.choices(job, fair) for job in jobs], total)
+
+
+class Pollux(Elastic):
+    """Makes the harmonic mean of all jobs' speedups over an equal part of the cluster the largest (Pollux, OSDI'21)."""
+
+    def choices(self, job: Asked, fair: int) -> Choices:
+        """Returns minus the reciprocal of each speedup."""
+        own = job.scaling
+        usual = own.speed(max((size for size in own.sizes if size <= fair), default=own.sizes[0]))
+        return [(0, -_MUCH), *((size, -usual / (own.speed(size) * job.factor(size))) for size in own.sizes)]
+
+
+class Sia(Elastic):
+    """Makes the sum of goodputs, each over that on the job's fewest GPUs and to the power -0.5, the best.
+
+    Sia (SOSP'23) does so with its fairness of -0.5 and 1.1 for no GPUs, on GPUs of one kind here.
+    """
+
+    def choices(self, job: Asked, fair: int) -> Choices:
+        """Returns minus that power of each goodput."""
+        own = job.scaling
+        least = own.speed(own.sizes[0])
+        return [
+            (0, _SIA_WITHOUT),
+            *((size, -((own.speed(size) * job.factor(size) / least) ** _SIA_POWER)) for size in own.sizes),
+        ]
+
+
+def best_sizes(jobs: Sequence[Choices], total: int) -> list[int]:
+    """Returns the GPUs of each job, at most `total` in all, with nearly the best sum.
+
+    It takes the steps with the most gain for each GPU on the concave hulls of all jobs, in order, as long as they fit;
+    no choice is better by more than what one step gains.
+    """
+    hulls = [_hull(each) for each in jobs]
+    size = [hull[0][0] for hull in hulls]
+    left = total - sum(size)
+    steps = [_step(hull, i, 0) for i, hull in enumerate(hulls) if len(hull) > 1]
+    heapify(steps)
+    while steps and left:
+        _, i, at = heappop(steps)
+        more = hulls[i][at + 1][0] - size[i]
+        if more > left:
+            better = [one for one in jobs[i] if size[i] < one[0] <= size[i] + left]
+            if better and max(worth for _, worth in better) > hulls[i][at][1]:
+                found = max(better, key=lambda one: one[1])[0]
+                left -= found - size[i]
+                size[i] = found
+            continue
+        size[i] += more
+        left -= more
+        if at + 2 < len(hulls[i]):
+            heappush(steps, _step(hulls[i], i, at + 1))
+    return size
+
+
+def _step(hull: Choices, job: int, at: int) -> tuple[float, int, int]:
+    (gpus, worth), (more, better) = hull[at], hull[at + 1]
+    return ((worth - better) / (more - gpus), job, at)
+
+
+def _hull(choices: Choices) -> list[tuple[int, float]]:
+    """Returns the choices that are on the concave hull from the first to the best one."""
+    kept: list[tuple[int, float]] = []
+    for size, worth in choices:
+        if kept and worth <= max(one for _, one in kept):
+            continue
+        while len(kept) > 1 and _slope(kept[-2], kept[-1]) <= _slope(kept[-2], (size, worth)):
+            kept.pop()
+        kept.append((size, worth))
+    return kept
+
+
+def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])
+
+
+ELASTIC: Mapping[str, Callable[[], Elastic]] = {"pollux": Pollux, "sia": Sia}
+"""name -> policy that chooses how many GPUs each job has"""
+
+
+def elastic_policy(name: str) -> Elastic:
+    """Returns a new policy called `name`. Raises UnknownName if there is none."""
+    if name not in ELASTIC:
+        raise UnknownName("policy for elastic jobs", name, list(ELASTIC))
+    return ELASTIC[name]()

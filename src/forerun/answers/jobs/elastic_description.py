@@ -1,0 +1,125 @@
+"""The keys of a job that may run on several numbers of GPUs, and of one that is given as a plan."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from forerun.answers.analysis.predict import predict
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.jobs.elastic import efficiency, step_s
+from forerun.answers.jobs.job import Scaling
+from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import Entry
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.complete import complete_plan
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class PlannedEntry(Entry):
+    """A job given as a plan: its step is predicted on the job's GPUs."""
+
+    model: str
+    cluster: str
+    steps: Count
+    global_batch: Count | None = None
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class ElasticEntry(Entry):
+    """How the job scales: by a table of goodput, by Pollux's model of a step, or by its plan on each of `sizes`."""
+
+    goodput: dict[Count, Positive] = Field(default_factory=dict)
+    sizes: list[Count] = Field(default_factory=list)
+    example_s: Positive | None = None
+    sync_s: dict[Count, NotNegative] = Field(default_factory=dict)
+    overlap: Annotated[float, Field(ge=1)] = 1.0
+    batch: Count | None = None
+    largest_batch: Count | None = None
+    noise_scale: NotNegative | None = None
+
+
+class PlannedSteps:
+    """Predicts the step of a plan on numbers of GPUs, each at most once."""
+
+    def __init__(self, entry: PlannedEntry) -> None:
+        self.entry = entry
+        self.predicted = lru_cache(maxsize=None)(self._predicted)
+
+    def _predicted(self, gpus: int, batch: int | None) -> Prediction:
+        plan = complete_plan(self.entry.fields, gpus, batch)
+        return predict(load_model(self.entry.model), plan, load_cluster(self.entry.cluster))
+
+    def scaling(self, elastic: ElasticEntry, gpus: int, place: str) -> Scaling:
+        """Returns how fast the plan goes on each of `sizes`, with the batch of the most goodput.
+
+        Raises ForerunError for keys that don't go with a plan, or where the plan runs on none of the sizes.
+        """
+        first, noise = self.entry.global_batch, elastic.noise_scale
+        if elastic.goodput or elastic.sync_s or elastic.example_s is not None or elastic.batch is not None:
+            raise ForerunError(f"{place}: the plan says how fast it is; give only sizes, noise_scale, largest_batch")
+        if not elastic.sizes or first is None:
+            raise ForerunError(f"{place}: give sizes (numbers of GPUs), and global_batch in the plan")
+        found: dict[int, float] = {}
+        for size in sorted({*elastic.sizes, gpus}):
+            rates = []
+            for batch in _batches(first, elastic.largest_batch):
+                try:
+                    seconds = self.predicted(size, batch).step_time_s
+                except ForerunError:
+                    continue
+                rates.append(batch / seconds * (1.0 if noise is None else efficiency(batch, first, noise)))
+                if noise is None:
+                    break
+            if rates:
+                found[size] = max(rates)
+        return _scaling(found, gpus, place)
+
+
+def scaling_of(elastic: ElasticEntry, gpus: int, place: str) -> Scaling:
+    """Returns how fast a job goes by its table of goodput or by Pollux's model of its step.
+
+    Raises ForerunError where the keys say neither, or nothing for the GPUs that the job asks for.
+    """
+    if elastic.sizes:
+        raise ForerunError(f"{place}: sizes are for a job with a plan; give goodput by number of GPUs")
+    if elastic.goodput:
+        return _scaling(elastic.goodput, gpus, place)
+    given = (elastic.example_s, elastic.batch, elastic.noise_scale)
+    if not elastic.sync_s or None in given:
+        raise ForerunError(
+            f"{place}: give goodput by number of GPUs, or example_s, sync_s by number of GPUs, batch and noise_scale"
+        )
+    example_s, first, noise = elastic.example_s or 0.0, elastic.batch or 1, elastic.noise_scale or 0.0
+    return _scaling(
+        {
+            size: max(
+                batch / step_s(batch, size, example_s, sync, elastic.overlap) * efficiency(batch, first, noise)
+                for batch in _batches(first, elastic.largest_batch)
+            )
+            for size, sync in elastic.sync_s.items()
+        },
+        gpus,
+        place,
+    )
+
+
+def _batches(first: int, largest: int | None) -> list[int]:
+    """Returns the first batch and its doubles up to the largest."""
+    found = [first]
+    while largest is not None and 2 * found[-1] <= largest:
+        found.append(2 * found[-1])
+    return found
+
+
+def _scaling(goodput: dict[int, float], gpus: int, place: str) -> Scaling:
+    if gpus not in goodput:
+        raise ForerunError(f"{place}: says nothing for the {gpus:,} GPUs that the job asks for")
+    sizes = tuple(sorted(goodput))
+    return Scaling(sizes, tuple(goodput[size] / goodput[gpus] for size in sizes))

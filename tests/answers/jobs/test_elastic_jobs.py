@@ -1,0 +1,147 @@
+"""Jobs whose numbers of GPUs change: goodput by known answers, shares against all others, and whole schedules."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forerun.answers.jobs.description import cluster_of
+from forerun.answers.jobs.elastic import ELASTIC, best_sizes, efficiency, step_s
+from forerun.answers.jobs.elastic_rounds import ROUND_S, share_out
+from forerun.answers.jobs.job import Job, Scaling
+from forerun.answers.jobs.outcome import PolicyOutcome, in_use
+from forerun.answers.jobs.placement import Shape
+from forerun.answers.jobs.simulation import Terms
+from forerun.common.errors import ForerunError
+
+SHAPE = Shape(1, 2, 4)
+scalings = st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=4, unique=True).flatmap(
+    lambda sizes: st.lists(st.floats(0.2, 3.0), min_size=len(sizes), max_size=len(sizes)).map(
+        lambda speeds: Scaling(tuple(sorted(sizes)), tuple(speeds))
+    )
+)
+jobs_of = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(1, 900), st.one_of(st.none(), scalings)), min_size=1, max_size=8
+).map(
+    lambda rows: [
+        Job(str(i), 2 if scaling is None else scaling.sizes[0], submit, duration, scaling=scaling)
+        for i, (submit, duration, scaling) in enumerate(rows)
+    ]
+)
+
+
+def test_goodput_is_what_pollux_defines():
+    assert efficiency(128, 128, 1000) == 1.0
+    assert efficiency(1000, 100, 900) == pytest.approx(1000 / 1900)
+    assert step_s(64, 8, 0.01, 0.2, 1.0) == pytest.approx(0.08 + 0.2)
+    assert step_s(64, 8, 0.01, 0.2, 50.0) == pytest.approx(0.2, rel=1e-2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(1, 12),
+)
+def test_no_sizes_are_better_by_more_than_one_step(values, total):
+    choices = [[(0, 0.0), *((2**i, worth) for i, worth in enumerate(each))] for each in values]
+    worths = [dict(each) for each in choices]
+    found = best_sizes(choices, total)
+    assert sum(found) <= total
+    best = max(
+        sum(worth[size] for worth, size in zip(worths, sizes, strict=True))
+        for sizes in itertools.product(*worths)
+        if sum(sizes) <= total
+    )
+    reached = sum(worth[size] for worth, size in zip(worths, found, strict=True))
+    assert best - max(max(worth.values()) for worth in worths) <= reached + 1e-9 <= best + 2e-9
+
+
+@pytest.mark.parametrize("policy", list(ELASTIC))
+@settings(max_examples=30, deadline=None)
+@given(jobs=jobs_of, restart_s=st.sampled_from([0.0, 30.0]))
+def test_every_job_gets_its_work_done_on_gpus_that_exist(policy, jobs, restart_s):
+    done = share_out(jobs, SHAPE, policy, Terms(resume_s=restart_s))
+    assert {one.job.name for one in done} == {job.name for job in jobs}
+    assert max(in_use(done)[1]) <= SHAPE.total
+    for one in done:
+        scaling = one.job.scaling or Scaling((one.job.gpus,), (1.0,))
+        restarts, work_s = 0, 0.0
+        for i, (begin_s, end_s, gpus) in enumerate(one.periods):
+            work_s += scaling.speed(gpus) * max(0.0, end_s - begin_s - (restart_s if i else 0.0))
+            restarts += bool(i)
+        assert work_s == pytest.approx(one.job.duration_s, rel=1e-6, abs=1e-6)
+        assert one.start_s >= one.job.submit_s
+        for (_, end_s), (begin_s, _) in itertools.pairwise(one.ran):
+            assert end_s <= begin_s
+    outcome = PolicyOutcome(policy, tuple(done), SHAPE.total)
+    assert 0 < outcome.utilisation <= 1 + 1e-9
+    assert 0 < outcome.goodput <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("policy", list(ELASTIC))
+def test_a_job_alone_runs_where_its_goodput_is_largest(policy):
+    job = Job("a", 1, 0, 800.0, scaling=Scaling((1, 2, 4, 8), (1.0, 1.9, 3.4, 3.0)))
+    (done,) = share_out([job], SHAPE, policy)
+    assert done.held == (4,)
+    assert done.end_s == pytest.approx(800 / 3.4)
+
+
+def test_pollux_gives_equal_jobs_equal_parts_and_the_rest_of_one_that_ended():
+    scaling = Scaling((1, 2, 4, 8), (1.0, 1.9, 3.4, 6.0))
+    jobs = [Job("a", 1, 0, 3400.0, scaling=scaling), Job("b", 1, 0, 6800.0, scaling=scaling)]
+    done = {one.job.name: one for one in share_out(jobs, SHAPE, "pollux", Terms(resume_s=30.0))}
+    assert done["a"].held == (4,)
+    assert done["a"].end_s == 1000
+    assert done["b"].held == (4, 8)
+    moved_s = ROUND_S * np.ceil(1000 / ROUND_S)
+    assert done["b"].end_s == pytest.approx(moved_s + 30 + (6800 - 3.4 * moved_s) / 6.0)
+
+
+def test_elastic_jobs_of_a_file_beside_a_queue():
+    described = {
+        "nodes": 2,
+        "gpus_per_node": 4,
+        "policies": ["fifo", "pollux"],
+        "jobs": [
+            {"name": "a", "gpus": 8, "duration_s": 3600, "elastic": {"goodput": {2: 50, 4: 90, 8: 120}}},
+            {"name": "b", "gpus": 4, "duration_s": 3600, "elastic": {"goodput": {2: 50, 4: 90, 8: 120}}},
+        ],
+    }
+    request = cluster_of(described, "file")
+    means = {name: PolicyOutcome(name, tuple(request.schedule(name)), 8).mean_jct_s for name in request.policies}
+    assert means["pollux"] < 0.9 * means["fifo"]
+    pollux_model = {
+        "example_s": 0.01,
+        "sync_s": {1: 0, 8: 0.2},
+        "batch": 128,
+        "largest_batch": 1024,
+        "noise_scale": 1e3,
+    }
+    described["jobs"][0]["elastic"] = pollux_model
+    (job, _) = cluster_of(described, "file").jobs
+    goodputs = {
+        gpus: max(m / (m / gpus * 0.01 + sync) * 1128 / (1000 + m) for m in (128, 256, 512, 1024))
+        for gpus, sync in ((1, 0.0), (8, 0.2))
+    }
+    assert job.scaling.sizes == (1, 8)
+    assert job.scaling.speeds == pytest.approx((goodputs[1] / goodputs[8], 1.0))
+
+
+@pytest.mark.parametrize(
+    ("elastic", "message"),
+    [
+        ({"goodput": {4: 50}}, "job a: elastic: says nothing for the 8 GPUs"),
+        ({"sizes": [4]}, "sizes are for a job with a plan"),
+        ({"sync_s": {8: 0.1}}, "give goodput by number of GPUs, or example_s"),
+        ({"goodput": {0: 50}}, "goodput"),
+    ],
+)
+def test_mistakes_are_one_line(elastic, message):
+    jobs = [{"name": "a", "gpus": 8, "duration_s": 60, "elastic": elastic}]
+    with pytest.raises(ForerunError, match=message) as error:
+        cluster_of({"nodes": 1, "jobs": jobs}, "file")
+    assert "\n" not in str(error.value)
