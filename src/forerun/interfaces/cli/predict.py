@@ -13,6 +13,7 @@ import typer
 from forerun.answers.analysis.allocation import Allocation, allocation
 from forerun.answers.analysis.around_step import around_plan
 from forerun.answers.analysis.communication import collective_times
+from forerun.answers.analysis.post_training import PostTrainingStep, post_training_step
 from forerun.answers.analysis.predict_program import read_program
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
@@ -35,7 +36,9 @@ from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.launch_option import LaunchOptions
 from forerun.interfaces.cli.loop_options import LoopOptions
+from forerun.interfaces.cli.option_groups import given
 from forerun.interfaces.cli.plan_options import parse, with_plan_options
+from forerun.interfaces.cli.post_training_options import PostTrainingOptions
 from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, refuse, simulate_file
 from forerun.interfaces.cli.report_option import Report, check_report, typed
 from forerun.interfaces.report.allocation import allocation_record, print_allocation
@@ -44,6 +47,7 @@ from forerun.interfaces.report.documents import prediction_document
 from forerun.interfaces.report.memory_viz import write_snapshot
 from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.perfetto import write_trace
+from forerun.interfaces.report.post_training import post_training_record, print_post_training
 from forerun.interfaces.report.records import prediction_record
 from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.written import to_json
@@ -82,6 +86,7 @@ class Subject:
         None
     )
     global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None
+    plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options override it.")] = None
 
 
 @dataclass(frozen=True)
@@ -131,10 +136,10 @@ def predict(
     subject: Subject,
     under: Conditions,
     loop: LoopOptions,
+    post: PostTrainingOptions,
     shown: Written,
     launch: LaunchOptions,
     anchor: Anchor = None,
-    plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options override it.")] = None,
 ) -> None:
     """Predict one plan, or a saved program: time, memory, where both go."""
     model, program = subject.model, subject.program
@@ -144,13 +149,20 @@ def predict(
         raise ForerunError("predict: give a model, a saved program with --program, or a tool's file with --recipe")
     check_report(shown.report)
     launch.check()
+    stages = post.around()
     settings = None if shown.allocator is None else AllocatorSettings.parse(shown.own_settings)
     where = under.cluster(cluster)
     gains: Callable[[], tuple[WhatIf, ...]]
+    step: PostTrainingStep | None = None
     if program is not None:
         rates_of = str(fields.pop("stack", ""))
-        of_plan = {**fields, "plan_file": plan_file, "seq_len": subject.seq_len, "global_batch": subject.global_batch}
-        of_plan |= {"launch": launch.launch, "recipe": subject.recipe}
+        of_plan: dict[str, object] = {
+            **fields,
+            "plan_file": subject.plan_file,
+            "seq_len": subject.seq_len,
+            "global_batch": subject.global_batch,
+        }
+        of_plan |= {"launch": launch.launch, "recipe": subject.recipe, **given(post)}
         refuse({name: True for name, value in of_plan.items() if value is not None}, _HAS_ITS_PLAN)
         whole = shown.needs_whole_timeline
         if anchor is not None:
@@ -161,8 +173,12 @@ def predict(
         gains = partial(_gains_of_program, program, where, simulation, under)
     else:
         refuse({"tokens_per_step": under.tokens_per_step}, "only with --program; leave it out")
-        spec, values, batch, gpus = _described(subject, parse(fields, plan_file, several=False))
+        spec, values, batch, gpus = _described(subject, parse(fields, subject.plan_file, several=False))
         if isinstance(spec, LayeredModel):
+            if stages is not None:
+                raise ForerunError(
+                    f"--generated-tokens-per-s: {spec.name} is given layer by layer and generates nothing"
+                )
             values = {**LAYERED, **values}
         where = with_anchor(anchor, spec, where, values)
         plan = complete_plan(values, n_gpus=gpus, global_batch=batch)
@@ -171,6 +187,8 @@ def predict(
         setup = Setup(spec, plan, where, under.topology(where), under.measured(), changed_stack=stack, replays=True)
         around = loop.loop(TrainingLoop())
         simulation = around_plan(simulate_setup(setup), setup, around, loop.where())
+        if stages is not None:
+            step = post_training_step(setup, simulation, stages)
         gains = partial(sensitivities, setup, simulation)
     if shown.report is not None:
         talk = () if under.topology(where) is not None else collective_times(simulation, where)
@@ -179,10 +197,10 @@ def predict(
     found = None
     if settings is not None:
         found = allocation(simulation.program, under.cluster(cluster), simulation.subject.stack, settings)
-    _show(simulation, found, shown)
+    _show(simulation, found, step, shown)
     if shown.must_fit and not simulation.prediction.memory_recorded:
         raise ForerunError(f"--must-fit: {program}: the profile does not record memory (profile_memory=True does)")
-    if shown.must_fit and not simulation.prediction.fits:
+    if shown.must_fit and not (simulation.prediction.fits and (step is None or step.fits)):
         raise typer.Exit(NOTHING_FITS)
 
 
@@ -212,13 +230,16 @@ def _gains_of_program(program: Path, where: Cluster, simulation: Simulation, und
 _HAS_ITS_PLAN = "a saved program has its own plan; leave it out"
 
 
-def _show(simulation: Simulation, found: Allocation | None, shown: Written) -> None:
-    """Print the prediction, and what the allocator does where the user asks for it."""
+def _show(simulation: Simulation, found: Allocation | None, step: PostTrainingStep | None, shown: Written) -> None:
+    """Print the prediction, and where the user asks for them what the allocator does and the stages around it."""
     if shown.as_json:
         of_allocator = {} if found is None else {"allocator": allocation_record(found)}
-        print(to_json(prediction_record(simulation.prediction) | of_allocator))
+        of_stages = {} if step is None else {"post_training": post_training_record(step)}
+        print(to_json(prediction_record(simulation.prediction) | of_allocator | of_stages))
         return
     print_prediction(console(), simulation.prediction, simulation.model_flops_per_token, explain=shown.explain)
+    if step is not None:
+        print_post_training(console(), step)
     if found is not None:
         print_allocation(console(), found)
 

@@ -1,0 +1,50 @@
+"""Options that make a predicted step the update of GRPO or PPO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from forerun.answers.analysis.post_training import PostTraining
+from forerun.common.errors import ForerunError
+from forerun.describe.model.catalog import load_model
+
+
+@dataclass(frozen=True)
+class PostTrainingOptions:
+    """Says how sequences are generated and scored before the update."""
+
+    generated_tokens_per_s: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens that an inference engine generates each second on a GPU: adds the stages of a step of GRPO or"
+            " PPO around the update (--reference for the reference model).",
+        ),
+    ] = None
+    generated_share: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Share of the tokens that are generated, not prompts (1).")
+    ] = None
+    generation_gib: Annotated[
+        float | None, typer.Option(metavar="GIB", help="Memory that the engine takes on a GPU while it generates (0).")
+    ] = None
+    old_scores: Annotated[
+        bool | None,
+        typer.Option("--old-scores/--no-old-scores", help="The model scores what it generated before its update (on)."),
+    ] = None
+    critic: Annotated[str | None, typer.Option(metavar="MODEL", help="PPO's critic, trained under the same plan.")] = (
+        None
+    )
+
+    def around(self) -> PostTraining | None:
+        """Returns the stages around the update, None where there are none. Raises ForerunError for wrong values."""
+        own = {name: getattr(self, name) for name in ("generated_share", "generation_gib", "old_scores")}
+        given = {name: value for name, value in own.items() if value is not None}
+        if self.generated_tokens_per_s is None:
+            for name in (*given, *(["critic"] if self.critic else [])):
+                raise ForerunError(f"--{name.replace('_', '-')}: give --generated-tokens-per-s too")
+            return None
+        critic = None if self.critic is None else load_model(self.critic)
+        return PostTraining(self.generated_tokens_per_s, critic=critic, **given)
