@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: docs man schemas demo test lint types kernels tests long ray versions bench mutants fuzz clean
+.PHONY: docs pictures man schemas demo test lint types kernels tests long ray versions bench mutants fuzz clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
@@ -60,6 +60,11 @@ mutants: $(VENV)/installed-test
 # the documentation site, in build/site; it asks no other machine for anything
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# the pictures of the start pages, by the walks through the planner in the browser
+pictures: kernels
+	FORERUN_WALK_PICTURES=docs/pictures/walk $(BIN)/python -m pytest -m 'long or not long' \
+		tests/interfaces/serve/test_walk_through.py
 
 # man pages of all commands, in build/man
 man: $(VENV)/installed

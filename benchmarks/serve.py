@@ -30,14 +30,14 @@ from forerun.interfaces.serve.app import STATIC, application
 from forerun.interfaces.serve.options import EXAMPLE
 
 TOKEN = "benchmark"
-WHOLE = "return document.body.dataset.state === 'whole' && document.querySelector('#plan canvas')"
+WHOLE = "return document.body.dataset.state === 'whole' && document.querySelector('#plan svg.chart')"
 
 
 def weights() -> None:
     """Prints the bytes of each file of the page."""
     total = packed = 0
-    for path, (name, _) in STATIC.items():
-        content = shipped_text("forerun.interfaces.serve.web", name).encode()
+    for path, (package, name, _) in STATIC.items():
+        content = shipped_text(package, name).encode()
         total, packed = total + len(content), packed + len(gzip.compress(content))
         print(f"  {path or 'index.html':14} {len(content) / 1e3:8.1f} kB")
     print(f"  in all         {total / 1e3:8.1f} kB, {packed / 1e3:.1f} kB if packed by gzip")

@@ -84,7 +84,7 @@ def test_the_commands_of_a_page_run(page, tmp_path):
     for kind, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         if named := re.fullmatch(r'yaml title="([\w.]+)"', kind):
             (tmp_path / named[1]).write_text(text, encoding="utf-8")
-        commands = re.findall(r"^\$ (.*)$", text, re.M) if kind == "console" else []
+        commands = re.findall(r"^\$ ((?:.*\\\n)*.*)$", text, re.M) if kind == "console" else []
         commands += [f'"{sys.executable}" - <<"END"\n{text}\nEND'] if kind == "python" else []
         for command in commands:
             done = ended(command, tmp_path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from small_question import CONFIG, QUESTION, events
 from starlette.testclient import TestClient
 
 from forerun.interfaces.serve import app, planner
+from forerun.interfaces.serve.question import Question
+from forerun.interfaces.serve.worker import PATIENCE_S
 
 COMMAND = ("plan", "gpt2-small", "--cluster", "h100-sxm", "--gpus", 8, "--seq-len", 1024, "--global-batch", 64)
 FIXED = ("--stack", "torchtitan", "--pp", "1,2")
@@ -155,6 +159,23 @@ def test_a_dropped_config_is_a_model(client: TestClient) -> None:
     assert events(client, "ask", question)[-1]["top"]
 
 
+def test_a_model_of_the_hubs_cache_is_offered_and_asked(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert client.post("/api/options", json={}).json()["cached_models"] == []
+    for name, config in (("tiny", CONFIG), ("odd", {**CONFIG, "model_type": "unheard-of"})):
+        folder = tmp_path / f"models--org--{name}" / "snapshots" / "0"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+    assert client.post("/api/options", json={}).json()["cached_models"] == ["org/odd", "org/tiny"]
+    asked = {**QUESTION, "model": "org/tiny", "fixed": {}}
+    assert "forerun plan org/tiny" in client.post("/api/command", json=asked).json()["command"]
+    refused = client.post("/api/ask", json={**asked, "model": "org/odd"})
+    assert refused.status_code == 400
+    assert "forerun plan" in refused.json()["error"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -203,14 +224,32 @@ def test_too_much_work_is_refused_before_it_begins(client: TestClient, monkeypat
     assert "at most 10" in told[-1]["message"]
 
 
-def test_a_newer_question_takes_the_place_of_the_one_before(client: TestClient) -> None:
+def question(**changes: Any) -> Question:
+    return Question(**{**QUESTION, **changes})
+
+
+def test_a_newer_question_of_a_page_takes_the_place_of_the_one_before_and_of_no_other_pages() -> None:
     own = planner.Planner()
-    from_page = planner.Question
-    first = own.ask(from_page(**{**QUESTION, "gpus": 32}))
-    second = own.ask(from_page(**{**QUESTION, "fixed": {"pp": "1", "tp": "1", "stack": "torchtitan"}}))
-    told = list(iter(first.next, None))
-    assert told[-1] == {"kind": "superseded"}
-    assert list(iter(second.next, None))[-1]["kind"] == "answer"
+    first = own.ask(question(gpus=32), "this page")
+    other = own.ask(question(gpus=4), "another page")
+    second = own.ask(question(fixed={"pp": "1", "tp": "1", "stack": "torchtitan"}), "this page")
+    assert list(iter(first.next, None))[-1] == {"kind": "superseded"}
+    told = list(iter(other.next, None))
+    assert told[-1]["whole"]
+    told = list(iter(second.next, None))
+    assert told[0] == {"kind": "waiting"}
+    assert [each["whole"] for each in told if each["kind"] == "answer"] == [False, True]
+
+
+def test_a_search_ends_where_nobody_waits_for_it_and_the_next_one_runs() -> None:
+    own = planner.Planner()
+    large = own.ask(question(model="llama-3.1-8b", gpus=64, seq_len=8192, global_batch=256, fixed={}))
+    assert large.next()["kind"] == "space"
+    start = time.monotonic()
+    large.cancel()
+    assert list(iter(large.next, None))[-1] == {"kind": "superseded"}
+    assert time.monotonic() - start < 10 * PATIENCE_S, "the time of a screening is longer"
+    assert list(iter(own.ask(question()).next, None))[-1]["whole"]
 
 
 def test_an_error_that_nobody_expects_is_one_line(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

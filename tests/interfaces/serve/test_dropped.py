@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.storage import save
+from forerun.interfaces.report.figures import seconds
 from forerun.interfaces.serve.sealed import sealed
 
 SHARED = Path(__file__).parents[4] / "shared"
@@ -38,8 +39,23 @@ policies: [fifo, easy]
 """
 
 
-def drop(client: TestClient, files: dict[str, bytes], cluster: str = "h100-sxm") -> Any:
-    query = [("cluster", cluster)]
+SYSTEM = {
+    "scheduling-policy": "LIFO",
+    "endpoint-delay": 10,
+    "active-chunks-per-dimension": 1,
+    "preferred-dataset-splits": 4,
+    "all-reduce-implementation": ["ring"],
+    "all-gather-implementation": ["ring"],
+    "reduce-scatter-implementation": ["ring"],
+    "all-to-all-implementation": ["ring"],
+    "local-mem-bw": 1600,
+    "peak-perf": 900,
+    "roofline-enabled": 1,
+}
+
+
+def drop(client: TestClient, files: dict[str, bytes], cluster: str = "h100-sxm", nodes: str = "1") -> Any:
+    query = [("cluster", cluster), ("nodes", nodes)]
     for name, content in files.items():
         query += [("name", name), ("size", str(len(content)))]
     return client.post("/api/files", params=query, content=b"".join(files.values()))
@@ -99,9 +115,43 @@ def test_traces_of_several_ranks_are_counted(client: TestClient) -> None:
     assert table["n_rows"] == len(paths) + 1
 
 
+def test_a_trace_of_jobs_runs_on_the_nodes_that_the_page_says(client: TestClient, tmp_path: Path) -> None:
+    text = "job_id,submit_time,gpus,duration\na,0,8,3600\nb,10,16,1800\nc,20,8,60\n"
+    (tmp_path / "jobs.csv").write_text(text)
+    answer = drop(client, {"jobs.csv": text.encode()}, nodes="2")
+    assert answer.status_code == 200, answer.text
+    told = json.loads(run_here(tmp_path, "cluster", "jobs.csv", "--nodes", "2", "--json").stdout)
+    assert [row["policy"] for row in told["policies"]] == [row[0] for row in answer.json()["parts"][1]["rows"]]
+    assert "--nodes 2" in words(answer.json())
+    assert drop(client, {"jobs.csv": text.encode()}, nodes="0").status_code == 400
+
+
+@pytest.mark.skipif(not (SHARED / "golden" / "stage").is_dir(), reason="no ../shared/golden/stage")
+def test_a_case_is_replayed_as_the_command_replays_it(client: TestClient, tmp_path: Path) -> None:
+    paths = sorted((SHARED / "golden" / "stage" / "small" / "dp1_tp1_pp4_sp1_fsdp0_ar1" / "et").glob("*.et"))
+    files = {path.name: path.read_bytes() for path in paths} | {
+        "system.json": json.dumps(SYSTEM).encode(),
+        "network.yml": b"topology: [ Ring ]\nnpus_count: [ 4 ]\nbandwidth: [ 50.0 ]\nlatency: [ 500.0 ]\n",
+    }
+    answer = drop(client, files)
+    assert answer.status_code == 200, answer.text
+    (tmp_path / "et").mkdir()
+    for name, content in files.items():
+        (tmp_path / ("et" if name.endswith(".et") else "") / name).write_bytes(content)
+    told = json.loads(run_here(tmp_path, "astra", "--case", ".", "--json").stdout)
+    (system,) = told["systems"].values()
+    table = next(part for part in answer.json()["parts"] if part["type"] == "table")
+    last = max(each["wall_time"] for each in system["per_rank"].values())
+    assert len(table["rows"]) == len(system["per_rank"]) == 4
+    assert answer.json()["parts"][0]["entries"][0][1] == seconds(last * 1e-9)
+    del files["system.json"]
+    assert "system.json" in drop(client, files).json()["error"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
+        ("x.csv", b"a,b", "x.csv"),
         ("x.txt", b"hello", "expected a .program"),
         ("x.program", b"hello", "x.program"),
         ("x.yaml", b"a: [", "x.yaml"),

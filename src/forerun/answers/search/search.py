@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import chain, repeat
@@ -84,6 +85,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
     store: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     found: Callable[[Sequence[Prediction]], None] | None = None,
+    proved: Callable[[SearchResult], None] | None = None,
 ) -> SearchResult:
     """Finds the best plans to train `model` on `n_gpus` of `cluster` with `global_batch` sequences of `seq_len` a step.
 
@@ -111,6 +113,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         store: a file that keeps every answer as it comes, and supplies the answers that it has; created where missing.
         progress: called with the number of plans that are done and the number of all.
         found: called after every batch with the plans that fit so far, the best first, before their places are proved.
+        proved: called once with the result as soon as the places are exact, before the front and the choices.
 
     Raises:
         ImpossiblePlan: no combination can run at all; the message says why.
@@ -136,20 +139,35 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         runs = stack.enter_context(UnitRuns(model, cluster, network, measured, n_gpus, own_workers))
         bounds = Bounds(chosen, runs)
         every = exhaustive or predictor is not predict
-        run = Simulating(bounds, chosen.table, objective, keep, every, pareto is not None, tally)
+        run = Simulating(bounds, chosen.table, objective, keep, every, pareto is not None and proved is None, tally)
         run.run(answers, progress, found)
+        if not run.predictions and not run.screened.too_large.any():
+            raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
+        result = _result(place, objective, keep, run, chosen, tally)
+        if proved is not None:
+            proved(result)
         front = None if pareto is None else run.front(answers, pareto, progress)
         others: tuple[Choice, ...] = ()
         if choices is not None and run.best is not None and objective != "memory":
             others = run.choices(answers) + run.narrower(model, cluster, answers)
-    if not run.predictions and not run.screened.too_large.any():
-        raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
     if choices and run.best is not None and objective != "memory":
         again = partial(search, limits=limits, space=space, workers=workers, network=network, measured=measured)
         again = partial(again, executor=executor, ray_address=ray_address, store=store)
         for name in choices:
             others += _best_on(name, run.best, place, fixed, again)
-    outcome = run.outcome(chosen, cluster.device.memory_bytes / GIB)
+    if pareto is None and choices is None:
+        return result
+    result = _result(place, objective, keep, run, chosen, tally)
+    return replace(result, front=front, choices=others)
+
+
+def _result(
+    place: Place, objective: Objective, keep: int, run: Simulating, chosen: Spaces, tally: Tally
+) -> SearchResult:
+    """Returns what `run` knows now of the plans of `chosen`."""
+    model, cluster, n_gpus, seq_len, global_batch = place
+    limit_gib = cluster.device.memory_bytes / GIB
+    outcome = run.outcome(chosen, limit_gib)
     return SearchResult(
         model=model.name,
         cluster=cluster.name,
@@ -157,7 +175,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         seq_len=seq_len,
         global_batch=global_batch,
         objective=objective,
-        memory_limit_gib=cluster.device.memory_bytes / GIB,
+        memory_limit_gib=limit_gib,
         ranked=tuple(run.predictions[row] for _, row in sorted(run.ranked)),
         too_large=outcome.too_large(),
         skipped=outcome.skipped(),
@@ -167,8 +185,6 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         same=tally.same,
         keep=keep,
         outcome=outcome,
-        front=front,
-        choices=others,
     )
 
 
@@ -210,12 +226,15 @@ class Simulating:
         with_front: bool,
         tally: Tally,
     ) -> None:
-        """`with_front`: whether the bounds of plans that are not simulated are needed too."""
+        """`with_front`: whether the bounds of plans that are not simulated are needed too, and nobody waits for the
+        places alone."""
         self._table, self._objective, self._keep, self._tally = table, objective, keep, tally
         self._bounds = bounds
         self._memory = objective == "memory"
         self._is_coarse = not (self._memory or exhaustive or with_front)
         self.screened = bounds.coarse() if self._is_coarse else bounds.all()
+        self._is_fine = np.full(len(table), not self._is_coarse)
+        """whether the bounds of a row are those of `Bounds.all`"""
         self._bound = self.screened.held_bytes / GIB if self._memory else self.screened.time_s.copy()
         self._status = np.where(self.screened.too_large, Status.TOO_LARGE, Status.SKIPPED).astype(np.uint8)
         self._by_closer = not (self._memory or exhaustive)
@@ -253,6 +272,9 @@ class Simulating:
 
     def front(self, answers: AnswersPlans, most: int, progress: Callable[[int, int], None] | None) -> Front:
         """Finds the front of step time and memory of the plans that fit, simulating at most `most` more plans."""
+        if self._is_coarse:
+            self._refined(np.flatnonzero((self._status == Status.SKIPPED) & ~self._is_fine))
+            self._is_coarse = False
         rows = np.flatnonzero(self._status == Status.SKIPPED)
         return time_and_memory_front(
             [self.predictions[row] for _, row in sorted(self.ranked)],
@@ -331,6 +353,7 @@ class Simulating:
     def _refined(self, rows: Rows) -> Rows:
         """Computes the bounds of `rows`, which are coarse, and returns those of them that may fit."""
         self._bounds.refine(self.screened, rows)
+        self._is_fine[rows] = True
         too_large = self.screened.too_large[rows]
         self._status[rows[too_large]] = Status.TOO_LARGE
         self._bound[rows] = self.screened.time_s[rows]
@@ -347,18 +370,18 @@ class Simulating:
             self.ranked.append((KEYS[self._objective](answer), row))
 
     def outcome(self, spaces: Spaces, limit_gib: float) -> Outcome:
-        """Returns the results for every plan."""
+        """Returns the results for every plan, as they are now."""
         screened = self.screened
         return Outcome(
             spaces={space.stack: space for space in spaces.parts},
             table=self._table,
             renamed=spaces.renamed,
-            status=self._status,
-            bound=self._bound,
+            status=self._status.copy(),
+            bound=self._bound.copy(),
             need_gib=screened.need_bytes / GIB,
-            cause=screened.cause,
+            cause=screened.cause.copy(),
             cause_gib=screened.cause_bytes / GIB,
-            predictions=self.predictions,
+            predictions=dict(self.predictions),
             is_memory=self._memory,
             keep=self._keep,
             last_place=self.last_place,

@@ -41,6 +41,13 @@ def cached_config(name: str) -> Path | None:
     return found[-1] if found else None
 
 
+def cached_names() -> list[str]:
+    """Returns the names of the models whose config.json is in the cache."""
+    folders = hub_folder().glob("models--*--*")
+    names = (folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders)
+    return sorted(name for name in names if is_hub_name(name) and cached_config(name) is not None)
+
+
 def download_config(name: str) -> Path:
     """Downloads the config.json of a model's main branch into the cache, and returns its path.
 

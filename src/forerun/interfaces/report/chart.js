@@ -2,7 +2,8 @@
 // Draws a figure as SVG. A figure has the schema of plotly.js; this draws what Forerun's plots use of it: bars, lines, markers,
 // stacked areas, axes of numbers, logarithms and names, legends, notes, labels under the pointer, and zoom along x.
 var Chart = (function () {
-  var SVG = "http://www.w3.org/2000/svg", NARROW_PX = 560, NEAR_PX = 14, INK = "#1a1a1a", GRID = "#e4e4e4";
+  var SVG = "http://www.w3.org/2000/svg", NARROW_PX = 560, NEAR_PX = 14, DARK = "#1a1a1a", WHITE = "#ffffff";
+  var INK = "var(--ink)", GRID = "var(--grid)", PAPER = "var(--paper)";  // colours that the style of the page gives
   var DASHES = { dash: "8 4", dot: "2 3", dashdot: "8 3 2 3" };
   var SIGNS = { "/": ["M-2,2 l4,-4 M0,8 l8,-8 M6,10 l4,-4"], "\\": ["M-2,6 l4,4 M0,0 l8,8 M6,-2 l4,4"], "|": ["M4,0 v8"],
     "-": ["M0,4 h8"], "x": ["M0,0 l8,8 M8,0 l-8,8"], "+": ["M4,0 v8 M0,4 h8"], ".": ["M3,4 a1,1 0 1,0 2,0 a1,1 0 1,0 -2,0"] };
@@ -12,6 +13,8 @@ var Chart = (function () {
     return String(text).replace(/<br>/g, "\n").replace(/<\/?extra>/g, "").replace(/&lt;/g, "<").replace(/&gt;/g, ">")
       .replace(/&quot;/g, '"').replace(/&#x27;/g, "'").replace(/&amp;/g, "&");
   }
+  // Black and white of a figure are ink and paper of the page; all other colours can be seen on both.
+  function shade(colour) { return { "#000000": INK, "#1a1a1a": INK, "#ffffff": PAPER }[colour] || colour; }
   function each(value, i) { return Array.isArray(value) ? value[i] : value; }
   function put(parent, name, attributes) {
     var made = document.createElementNS(SVG, name);
@@ -128,7 +131,7 @@ var Chart = (function () {
     if (!defs.querySelector("#" + name)) {
       var pattern = put(defs, "pattern", { id: name, width: 8, height: 8, patternUnits: "userSpaceOnUse" });
       put(pattern, "rect", { width: 8, height: 8, fill: colour });
-      put(pattern, "path", { d: SIGNS[sign][0], stroke: "#ffffff", "stroke-width": 1.4, fill: "none", opacity: 0.75 });
+      put(pattern, "path", { d: SIGNS[sign][0], stroke: WHITE, "stroke-width": 1.4, fill: "none", opacity: 0.75 });
     }
     return "url(#" + name + ")";
   }
@@ -214,7 +217,7 @@ var Chart = (function () {
     (layout.annotations || []).forEach(function (note) {
       var x = px(X.value(note.x)), y = py(Y.value(note.y));
       put(free_, "path", { d: "M" + (x + note.ax) + "," + (y + note.ay) + " L" + x + "," + y, stroke: INK });
-      say(free_, note.text, x + note.ax, y + note.ay + 4, { "text-anchor": note.ax < 0 ? "end" : "start", "font-weight": 600, stroke: "#ffffff", "stroke-width": 3, "paint-order": "stroke" });
+      say(free_, note.text, x + note.ax, y + note.ay + 4, { "text-anchor": note.ax < 0 ? "end" : "start", "font-weight": 600, stroke: PAPER, "stroke-width": 3, "paint-order": "stroke" });
     });
     return { svg: svg, marks: marks, left: left, right: right, top: top, bottom: bottom, X: X, px: px,
       at: function (x) { return X.range[0] + (x - left) / (right - left) * (X.range[1] - X.range[0]); } };
@@ -231,7 +234,7 @@ var Chart = (function () {
       var colour = each(look.color, i) || "#0072B2", sign = look.pattern ? each(look.pattern.shape, i) : "";
       var edge = each(border.width, i);
       put(c.svg, "rect", { x: x.toFixed(2), y: y.toFixed(2), width: Math.max(w, 0.4).toFixed(2), height: Math.max(h, 0.4).toFixed(2),
-        fill: paint(c.defs, c.id, colour, sign), stroke: edge ? each(border.color, i) || "#ffffff" : "none", "stroke-width": edge || 0 });
+        fill: paint(c.defs, c.id, colour, sign), stroke: edge ? shade(each(border.color, i) || WHITE) : "none", "stroke-width": edge || 0 });
       c.marks.push({ kind: "box", x: x, y: y, w: w, h: h, say: words.bind(null, trace, i, trace.x[i], trace.y[i]) });
       var text = trace.text ? plain(trace.text[i]) : "", room = c.size - 1;
       while (text && room > 8 && widthOf(text, room) > w - 4) { room -= 1; }
@@ -245,7 +248,7 @@ var Chart = (function () {
   }
   function on(colour) {
     var part = [1, 3, 5].map(function (i) { return parseInt(colour.slice(i, i + 2), 16) / 255; });
-    return 0.299 * part[0] + 0.587 * part[1] + 0.114 * part[2] > 0.6 ? INK : "#ffffff";
+    return 0.299 * part[0] + 0.587 * part[1] + 0.114 * part[2] > 0.6 ? DARK : WHITE;
   }
   function area(c, trace, starts) {
     var over = "", under = "", n = trace.x.length;
@@ -268,14 +271,14 @@ var Chart = (function () {
         path += (last ? " L" : "M") + p[0].toFixed(2) + "," + p[1].toFixed(2);
         last = p;
       });
-      put(c.svg, "path", { d: path, fill: "none", stroke: line.color || INK, "stroke-width": line.width || 2, "stroke-dasharray": DASHES[line.dash] || "none" });
+      put(c.svg, "path", { d: path, fill: "none", stroke: shade(line.color || DARK), "stroke-width": line.width || 2, "stroke-dasharray": DASHES[line.dash] || "none" });
     }
     var has = mode.indexOf("markers") >= 0;
     at.forEach(function (p, i) {
-      var open = /-open$/.test(look.symbol || "") || look.symbol === "x", colour = look.color || line.color || INK;
+      var open = /-open$/.test(look.symbol || "") || look.symbol === "x", colour = shade(look.color || line.color || DARK);
       if (has) {
         put(c.svg, "path", { d: symbol(look.symbol, p[0], p[1], look.size || 6), fill: open ? "none" : colour, opacity: look.opacity || 1,
-          stroke: open ? colour : "#ffffff", "stroke-width": open ? (look.line && look.line.width) || 2 : 0.5 });
+          stroke: open ? colour : PAPER, "stroke-width": open ? (look.line && look.line.width) || 2 : 0.5 });
         c.marks.push({ kind: "dot", x: p[0], y: p[1], r: (look.size || 6) / 2, say: words.bind(null, trace, i, trace.x[i], trace.y[i]) });
       }
       if (mode.indexOf("text") >= 0) {
@@ -292,13 +295,13 @@ var Chart = (function () {
     list.className = "legend";
     traces.forEach(function (trace) {
       var item = document.createElement("span"), svg = put(item, "svg", { width: 26, height: 14, "aria-hidden": "true" }), look = trace.marker || {};
-      var colour = trace.fillcolor || each(look.color, 0) || (trace.line && trace.line.color) || INK, defs = put(svg, "defs", {});
+      var colour = shade(trace.fillcolor || each(look.color, 0) || (trace.line && trace.line.color) || DARK), defs = put(svg, "defs", {});
       var sign = trace.fillpattern ? trace.fillpattern.shape : look.pattern ? each(look.pattern.shape, 0) : "";
       if (trace.type === "bar" || trace.stackgroup) {
         if (look.pattern && Array.isArray(look.pattern.shape)) { sign = look.pattern.shape.filter(Boolean)[0] || ""; }
         put(svg, "rect", { x: 2, y: 1, width: 22, height: 12, fill: paint(defs, id + "l", colour, sign) });
       } else {
-        if (trace.mode.indexOf("lines") >= 0) { put(svg, "path", { d: "M0,7 H26", stroke: trace.line.color || colour, "stroke-width": 2, "stroke-dasharray": DASHES[trace.line.dash] || "none" }); }
+        if (trace.mode.indexOf("lines") >= 0) { put(svg, "path", { d: "M0,7 H26", stroke: shade(trace.line.color || colour), "stroke-width": 2, "stroke-dasharray": DASHES[trace.line.dash] || "none" }); }
         var open = /-open$/.test(look.symbol || "") || look.symbol === "x";
         if (trace.mode.indexOf("markers") >= 0) { put(svg, "path", { d: symbol(look.symbol, 13, 7, 9), fill: open ? "none" : colour, stroke: open ? colour : "none", "stroke-width": 2 }); }
       }
@@ -335,7 +338,7 @@ var Chart = (function () {
   }
 
   function live(box, figure, height) {
-    var shown = null, view = null, from = null, tip = document.createElement("div"), tools = document.createElement("p");
+    var shown = null, view = null, from = null, width = 0, tip = document.createElement("div"), tools = document.createElement("p");
     var fixed = figure.layout.xaxis.fixedrange || namesOn(figure, "x").length > 0;
     tip.className = "tip"; tools.className = "tools";
     function button(text, act) {
@@ -346,8 +349,9 @@ var Chart = (function () {
     }
     var whole = fixed ? null : button("Whole plot", function () { view = null; redraw(); });
     button("Save as PNG", save);
-    function redraw(width) {
-      shown = draw(box, figure, Math.max(240, Math.floor(width || box.clientWidth)), height, view);
+    function redraw(wanted) {
+      width = box.clientWidth;
+      shown = draw(box, figure, Math.max(240, Math.floor(wanted || width)), height, view);
       box.appendChild(tools); box.appendChild(tip);
       tip.style.display = "none";
       if (whole) { whole.hidden = !view; }
@@ -379,16 +383,20 @@ var Chart = (function () {
       redraw();
     }
     function save() {
-      var image = new Image(), text = new XMLSerializer().serializeToString(shown.svg);
+      var image = new Image(), style = getComputedStyle(box), text = new XMLSerializer().serializeToString(shown.svg);
+      text = text.replace(/var\((--\w+)\)/g, function (_, name) { return style.getPropertyValue(name).trim(); });
       image.onload = function () {
         var canvas = document.createElement("canvas"), link = document.createElement("a"), brush = canvas.getContext("2d");
         canvas.width = 2 * image.width; canvas.height = 2 * image.height;
-        brush.fillStyle = "#ffffff"; brush.fillRect(0, 0, canvas.width, canvas.height);
+        brush.fillStyle = style.getPropertyValue("--paper"); brush.fillRect(0, 0, canvas.width, canvas.height);
         brush.drawImage(image, 0, 0, canvas.width, canvas.height);
-        link.href = canvas.toDataURL("image/png"); link.download = "plot.png"; link.click();
+        link.href = canvas.toDataURL("image/png"); link.download = (figure.name || "plot") + ".png"; link.click();
       };
       image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
     }
+    new ResizeObserver(function () {
+      if (box.clientWidth && Math.abs(box.clientWidth - width) > 1) { redraw(); }
+    }).observe(box);
     redraw();
     return { redraw: redraw };
   }

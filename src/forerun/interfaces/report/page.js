@@ -17,11 +17,6 @@
 
   function drawAll(width) { charts.forEach(function (chart) { chart.redraw(width); }); }
 
-  var waiting = null;
-  window.addEventListener("resize", function () {
-    clearTimeout(waiting);
-    waiting = setTimeout(function () { drawAll(); }, 150);
-  });
   window.addEventListener("beforeprint", function () { drawAll(PRINT_PX); });
   window.addEventListener("afterprint", function () { drawAll(); });
 

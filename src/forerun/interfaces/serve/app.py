@@ -16,7 +16,7 @@ from starlette.routing import Route
 from forerun.common.admission import admit, decoded, parse_json
 from forerun.common.errors import ForerunError
 from forerun.common.shipped import shipped_text
-from forerun.interfaces.serve.dropped import dropped_document, preset_document
+from forerun.interfaces.serve.dropped import Where, dropped_document, preset_document
 from forerun.interfaces.serve.exports import Download, launch_archive, plan_file, plans_table
 from forerun.interfaces.serve.guard import App, Guard
 from forerun.interfaces.serve.options import options_record
@@ -37,20 +37,17 @@ MOST_BYTES = 1 << 20
 """of a request"""
 MOST_DROPPED_BYTES = 1 << 28
 """of the files that are dropped at once"""
+_WEB, _REPORT = "forerun.interfaces.serve.web", "forerun.interfaces.report"
+_MODULES = ("main", "api", "form", "answer", "chosen", "scatter", "figures", "parts", "files", "format", "uplot")
+MOST_NODES = 16_384
+"""of the cluster of a trace of jobs"""
 STATIC = {
-    "": ("index.html", "text/html"),
-    "style.css": ("style.css", "text/css"),
-    "uplot.css": ("uplot.css", "text/css"),
-    **{
-        name: (name, "text/javascript")
-        for name in (
-            *("main.js", "api.js", "form.js", "answer.js", "chosen.js", "charts.js", "figures.js", "parts.js"),
-            *("files.js", "format.js", "uplot.js"),
-        )
-    },
+    "": (_WEB, "index.html", "text/html"),
+    **{name: (_WEB, name, "text/css") for name in ("style.css", "uplot.css")},
+    **{f"{name}.js": (_WEB, f"{name}.js", "text/javascript") for name in _MODULES},
+    "chart.js": (_REPORT, "chart.js", "text/javascript"),
 }
-"""path -> file of the page, and its media type"""
-_WEB = "forerun.interfaces.serve.web"
+"""path -> package and file of the page, and its media type; figures are drawn as on the pages of reports"""
 
 
 class TooLarge(ForerunError):
@@ -73,8 +70,8 @@ def application(token: str, host: str = "127.0.0.1") -> App:
     routes += [Route(f"/api/{name}", partial(_call, planner, call), methods=["POST"]) for name, call in calls.items()]
     routes += [
         Route("/api/options", partial(_call, planner, lambda own, data: options_record()), methods=["POST"]),
-        Route("/api/ask", partial(_stream, lambda data: planner.ask(checked(Question, data))), methods=["POST"]),
-        Route("/api/scale", partial(_stream, lambda data: planner.scale(checked(Question, data))), methods=["POST"]),
+        Route("/api/ask", partial(_stream, planner.ask), methods=["POST"]),
+        Route("/api/scale", partial(_stream, planner.scale), methods=["POST"]),
         Route("/api/export", partial(_export, planner), methods=["POST"]),
         Route("/api/files", _files, methods=["POST"]),
     ]
@@ -86,13 +83,13 @@ def application(token: str, host: str = "127.0.0.1") -> App:
 
 
 async def _static(path: str, request: Request) -> Response:
-    name, kind = STATIC[path]
-    return Response(_text(name), media_type=kind)
+    package, name, kind = STATIC[path]
+    return Response(_text(package, name), media_type=kind)
 
 
 @cache
-def _text(name: str) -> str:
-    return shipped_text(_WEB, name)
+def _text(package: str, name: str) -> str:
+    return shipped_text(package, name)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -112,12 +109,12 @@ async def _call(planner: Planner, call: Callable[[Planner, Any], Any], request: 
     return await _safely(answer)
 
 
-async def _stream(start: Callable[[Any], Job], request: Request) -> Response:
-    """Answers a request with lines of JSON, each as soon as it is known."""
+async def _stream(start: Callable[[Question, str], Job], request: Request) -> Response:
+    """Answers a request with lines of JSON, each as soon as it is known; the header names the page that asks."""
 
     async def answer() -> Response:
-        data = await _data(request)
-        job = await run_in_threadpool(start, data)
+        question = checked(Question, await _data(request))
+        job = await run_in_threadpool(start, question, request.headers.get("x-forerun-page", "")[:64])
         return StreamingResponse(_lines(job), media_type="application/x-ndjson")
 
     return await _safely(answer)
@@ -166,9 +163,12 @@ async def _files(request: Request) -> Response:
         for name, size in zip(names, map(int, sizes), strict=True):
             files[name] = content[start : start + size]
             start += size
-        cluster = request.query_params.get("cluster", "")
+        nodes = request.query_params.get("nodes", "1")
+        if not (nodes.isdecimal() and 0 < int(nodes[:9]) <= MOST_NODES):
+            raise ForerunError(f"nodes: expected a number from 1 to {MOST_NODES:,}")
+        where = Where(request.query_params.get("cluster", ""), int(nodes))
         return Response(
-            await run_in_threadpool(lambda: _json(document_record(dropped_document(files, cluster)))),
+            await run_in_threadpool(lambda: _json(document_record(dropped_document(files, where)))),
             media_type="application/json",
         )
 
@@ -177,10 +177,7 @@ async def _files(request: Request) -> Response:
 
 def _drop_model(planner: Planner, data: Any) -> dict[str, str]:
     given = checked(DroppedModel, data)
-    config = parse_json(given.text, given.name)
-    if not isinstance(config, dict):
-        raise ForerunError(f"{given.name}: not a JSON object; drop the config.json of a model")
-    return {"model": planner.drop_model(given.name, config)}
+    return {"model": planner.drop_model(given.name, parse_json(given.text, given.name))}
 
 
 def _preset(about: AboutPreset) -> Any:

@@ -1,4 +1,4 @@
-"""Files that a user drops on the page: a program, a profile, Chakra traces, an experiment, a run, jobs of a cluster.
+"""Files that a user drops on the page: a program, a profile, traces, an experiment, a run, jobs of a cluster.
 
 The bytes go into a folder of the server, and the readers of the command line read them there. Nothing else is opened
 meanwhile (`sealed`), and a file that names Python code is refused.
@@ -10,6 +10,7 @@ import io
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,11 +26,11 @@ from forerun.answers.experiment.run import run
 from forerun.answers.goodput.examples import example_names, load_alternatives, load_run
 from forerun.answers.goodput.study import by_time_to_train, study_run
 from forerun.answers.goodput.walk import walk
-from forerun.answers.jobs.description import read_cluster
+from forerun.answers.jobs.description import of_trace, read_cluster
 from forerun.answers.jobs.outcome import compare
+from forerun.answers.jobs.placement import Shape
 from forerun.answers.profile.analyze import analyze
 from forerun.answers.profile.facts import facts_of
-from forerun.astrasim.chakra.info import info, overall
 from forerun.common.admission import parse_json, read_bytes, read_text
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.files import whole_file
@@ -41,12 +42,14 @@ from forerun.interfaces.report.document_of_whole_run import whole_run_document
 from forerun.interfaces.report.documents import prediction_document
 from forerun.interfaces.report.experiment_files import document_of
 from forerun.interfaces.report.job_schedules import schedules_document
-from forerun.interfaces.report.page import Code, Document, Heading, Table
+from forerun.interfaces.report.page import Code, Document, Heading
 from forerun.interfaces.report.profile_tables import print_analysis, print_facts
+from forerun.interfaces.serve.dropped_traces import case_document, is_trace, traces_document
 from forerun.interfaces.serve.sealed import sealed
 from forerun.sources.profile.read import read_profiles
 
 MOST_FILES = 256
+_GPUS_OF_A_NODE = 8
 _RUNS = 20
 """runs of a whole run that the page simulates"""
 _WIDTH = 110
@@ -67,10 +70,20 @@ def preset_document(kind: str, name: str) -> Document:
     return _whole_run(name, f"forerun run {name}")
 
 
-def dropped_document(files: Mapping[str, bytes], cluster: str) -> Document:
+@dataclass(frozen=True)
+class Where:
+    """Where dropped files run that don't say it themselves."""
+
+    cluster: str
+    """the preset on which a program runs"""
+    nodes: int
+    """nodes of 8 GPUs for a trace of jobs"""
+
+
+def dropped_document(files: Mapping[str, bytes], where: Where) -> Document:
     """Returns what the command line shows of the dropped files, whose names tell their kinds.
 
-    `cluster` is the preset on which a program runs. Raises ForerunError in one line, which names the file.
+    Raises ForerunError in one line, which names the file.
     """
     if not 0 < len(files) <= MOST_FILES:
         raise ForerunError(f"{len(files)} files; drop at least one and at most {MOST_FILES}")
@@ -78,7 +91,7 @@ def dropped_document(files: Mapping[str, bytes], cluster: str) -> Document:
         paths = _written(Path(folder), files)
         try:
             with sealed(Path(folder)):
-                return _document(paths, cluster)
+                return _document(paths, where)
         except ForerunError as error:
             raise ForerunError(str(error).replace(f"{folder}{os.sep}", "")) from None
 
@@ -97,21 +110,24 @@ def _written(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
     return paths
 
 
-def _document(paths: Sequence[Path], cluster: str) -> Document:
+def _document(paths: Sequence[Path], where: Where) -> Document:
     first = paths[0]
-    if all(".et" in path.suffixes for path in paths):
-        return _chakra(paths)
+    if any(map(is_trace, paths)):
+        return traces_document(paths) if all(map(is_trace, paths)) else case_document(paths)
     if any(path.name.endswith((".json", ".json.gz")) for path in paths) and not _is_mapping_of_ours(paths):
         return _profile(paths)
     if len(paths) > 1:
         raise ForerunError(f"{len(paths)} files; several go together only as traces or profiles of several ranks")
     if first.suffix == ".program":
-        return _program(first, cluster)
+        return _program(first, where.cluster)
+    if first.suffix == ".csv":
+        request = of_trace(first, Shape(1, where.nodes, _GPUS_OF_A_NODE))
+        return schedules_document(request, compare(request), f"forerun cluster {first.name} --nodes {where.nodes}")
     if first.suffix in (".yaml", ".yml", ".json"):
         return _described(first)
     raise ForerunError(
-        f"{first.name}: expected a .program, a profile (.json), Chakra traces (.et), or a YAML file of an experiment,"
-        " a run or a cluster's jobs"
+        f"{first.name}: expected a .program, a profile (.json), Chakra traces (.et), a trace of jobs (.csv), or a YAML"
+        " file of an experiment, a run or a cluster's jobs"
     )
 
 
@@ -173,38 +189,6 @@ def _profile(paths: Sequence[Path]) -> Document:
         Code(_printed(lambda out: print_analysis(out, found, 15)), f"forerun profile analyze {names}"),
     )
     return Document(f"Profile of {len(profiles)} rank{'s' if len(profiles) > 1 else ''}", names, parts)
-
-
-def _chakra(paths: Sequence[Path]) -> Document:
-    by_rank = info([str(path) for path in paths])
-    total = overall(by_rank)
-    columns = ("rank", "nodes", "operations", "tensor bytes", "collectives", "messages", "comm bytes", "path nodes")
-    every = [(str(one.rank), one.figures) for one in by_rank] + [("all", total)]
-    rows = tuple(
-        (
-            rank,
-            *(
-                f"{number:,}"
-                for number in (
-                    *(figures.nodes.total(), figures.num_ops, figures.tensor_bytes, figures.nodes["collective"]),
-                    *(figures.nodes["send"] + figures.nodes["recv"], figures.comm_bytes.total(), figures.depth),
-                )
-            ),
-        )
-        for rank, figures in every
-    )
-    calls = tuple(
-        (str(row["operation"]), str(row["group"]), f"{row['calls']:,}", f"{row['bytes']:,}")
-        for row in total.record()["communication"]
-    )
-    names = " ".join(path.name for path in paths[:4]) + (" ..." if len(paths) > 4 else "")
-    parts = (
-        Heading("Nodes, operations and bytes"),
-        Table(columns, rows, f"forerun chakra info {names}", numeric=frozenset(range(8))),
-        Heading("Communication"),
-        Table(("operation", "group", "calls", "bytes"), calls, numeric=frozenset({2, 3})),
-    )
-    return Document(f"Chakra traces of {len(paths)} ranks", names, parts)
 
 
 def _printed(show: Any) -> str:

@@ -10,6 +10,7 @@ from forerun.answers.goodput.examples import example_names
 from forerun.common.version import __version__
 from forerun.describe.cluster.catalog import cluster_table
 from forerun.describe.model.catalog import model_names
+from forerun.describe.model.hub import cached_names
 from forerun.describe.plan.fields import FOLLOWING, MEANINGS, choices, is_flag
 from forerun.describe.stacks.catalog import stack_names
 from forerun.interfaces.report.launch.tools import TOOLS
@@ -24,9 +25,14 @@ EXAMPLE = Question(model="llama-3.1-8b", cluster="h100-sxm", gpus=64, seq_len=81
 """the question of --demo, and of a page that is opened for the first time"""
 
 
-@cache
 def options_record() -> dict[str, Any]:
-    """Returns everything that the form offers."""
+    """Returns everything that the form offers; models of the hub's cache are those that are there now."""
+    return {**_lasting_options(), "cached_models": cached_names()}
+
+
+@cache
+def _lasting_options() -> dict[str, Any]:
+    """Returns what the form offers as long as the server runs."""
     names = [*FIRST, *(name for name in MEANINGS if name not in FIRST and name not in FOLLOWING)]
     return {
         "version": __version__,

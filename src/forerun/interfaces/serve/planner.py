@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.answers.analysis.communication import collective_times
@@ -13,70 +11,66 @@ from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.answers.analysis.what_if import sensitivities
-from forerun.answers.search.first_look import first_look
 from forerun.answers.search.neighbours import neighbours
 from forerun.answers.search.result import SearchResult
-from forerun.answers.search.search import search
-from forerun.answers.search.space import Tally, make_spaces
-from forerun.answers.search.spaces import Spaces
-from forerun.answers.search.sweep import SweepPoint, sweep
 from forerun.common.errors import ForerunError
-from forerun.describe.model.families import FAMILIES, WRAPPERS
-from forerun.describe.model.fields import Fields
-from forerun.describe.model.huggingface import spec_from_config
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.interfaces.report.documents import prediction_document
 from forerun.interfaces.report.figures import seconds
-from forerun.interfaces.report.records_of_searches import sweep_record
 from forerun.interfaces.report.style import WORK_LOOKS
 from forerun.interfaces.report.wording import command_line, plan_words
-from forerun.interfaces.serve.question import AboutPlan, AboutRows, Asked, Question, asked, plan_of, wanted_fields
-from forerun.interfaces.serve.records import LISTED, answer_record, document_record, place_record, row_record
+from forerun.interfaces.serve.question import (
+    AboutPlan,
+    AboutRows,
+    Asked,
+    Question,
+    asked,
+    config_model,
+    plan_of,
+    wanted_fields,
+)
+from forerun.interfaces.serve.records import LISTED, document_record, place_record, row_record
 from forerun.interfaces.serve.rows import matching
-from forerun.interfaces.serve.worker import Event, Job, Worker
+from forerun.interfaces.serve.searching import Answered, Task, answer_event, work
+from forerun.interfaces.serve.worker import Job, Worker
 
 MOST_PLANS = 200_000
 """plans of a space that the server searches; one core bounds about 10,000 a second"""
 _KEPT = 12
 """answers that the server keeps"""
-_FRONT = 100
-"""plans that are simulated for the front of time and memory"""
-_SCALES = (0.25, 0.5, 1, 2, 4)
-"""sizes of the run on the scaling curve, as multiples of the question's"""
 _MODELS = 32
 """dropped models that the server keeps"""
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A question and what the search found; `whole` says whether it has the front and the choices too."""
-
-    asked: Asked
-    result: SearchResult
-    whole: bool
 
 
 class Planner:
     """Answers questions, one search at a time."""
 
     def __init__(self) -> None:
-        self._worker = Worker()
+        self._worker = Worker(work)
         self._answered: OrderedDict[str, Answered] = OrderedDict()
         self._dropped: dict[str, ModelSpec] = {}
         self._lock = threading.Lock()
 
     # -- questions -------------------------------------------------------------------------------------------------
 
-    def ask(self, question: Question) -> Job:
-        """Starts to answer a question, in place of the one before it. Raises ForerunError for a wrong one."""
-        made = asked(question, self._dropped)
-        return self._worker.start(lambda job: self._answers(made, job))
+    def ask(self, question: Question, page: str = "") -> Job:
+        """Starts to answer a question of `page`, in place of its question before.
 
-    def scale(self, question: Question) -> Job:
+        Raises ForerunError for a wrong one.
+        """
+        made, known = asked(question, self._dropped), self.known(question)
+        if known is not None and known.whole:
+            job = Job(None, (page, "plans"), self._heard)
+            job.tell(answer_event(known))
+            job.tell(None)
+            return job
+        return self._worker.start(Task(made, "plans", MOST_PLANS), (page, "plans"), self._heard)
+
+    def scale(self, question: Question, page: str = "") -> Job:
         """Starts to search for the best plan on fewer and more GPUs."""
         made = asked(question, self._dropped)
-        return self._worker.start(lambda job: _scaling(made, job))
+        return self._worker.start(Task(made, "scaling", MOST_PLANS), (page, "scaling"), self._heard)
 
     def known(self, question: Question) -> Answered | None:
         """Returns the answer that the server keeps, if it does."""
@@ -97,33 +91,13 @@ class Planner:
         """Returns the command that asks the same. Raises ForerunError for a wrong question."""
         return asked(question, self._dropped).command()
 
-    def _keep(self, answered: Answered) -> None:
+    def _heard(self, answered: object) -> None:
+        """Keeps an answer of the search process."""
+        assert isinstance(answered, Answered)
         with self._lock:
             self._answered[_key(answered.asked.question)] = answered
             while len(self._answered) > _KEPT:
                 self._answered.popitem(last=False)
-
-    def _answers(self, made: Asked, job: Job) -> Iterator[Event]:
-        """Yields the answer as it becomes known: the size of the space, first plans, proved places, all."""
-        known = self.known(made.question)
-        if known is None:
-            spaces = Spaces.of(make_spaces(*made.place, made.searched), Tally())
-            n_plans = len(spaces.table)
-            if n_plans > MOST_PLANS:
-                raise ForerunError(
-                    f"{n_plans:,} plans are possible, and this server searches at most {MOST_PLANS:,}; fix a field"
-                    " of the plan, or use forerun plan"
-                )
-            yield {"kind": "space", "plans": n_plans}
-            if n_plans:
-                yield from _look(made, spaces, job)
-            known = Answered(made, _searched(made, job), whole=False)
-            self._keep(known)
-        yield {"kind": "answer", "whole": known.whole, **answer_record(known.result)}
-        if not known.whole:
-            known = Answered(made, _searched(made, job, whole=True), whole=True)
-            self._keep(known)
-            yield {"kind": "answer", "whole": True, **answer_record(known.result)}
 
     # -- one plan --------------------------------------------------------------------------------------------------
 
@@ -137,7 +111,7 @@ class Planner:
             "standing": standing,
             "command": where,
             "warnings": list(prediction.warnings),
-            "breakdown": dict(prediction.breakdown),
+            "breakdown": {WORK_LOOKS[name].label: time_s for name, time_s in prediction.breakdown.items()},
             "memory_by_category_gib": dict(prediction.memory_by_category_gib),
         }
 
@@ -203,16 +177,9 @@ class Planner:
 
     # -- models ----------------------------------------------------------------------------------------------------
 
-    def drop_model(self, name: str, config: dict[str, Any]) -> str:
-        """Keeps the model of a config.json, and returns the name to ask for it.
-
-        Raises ForerunError for a model whose family Forerun doesn't know: the command line builds those with
-        transformers, which runs code.
-        """
-        kind = config.get("model_type")
-        if kind not in FAMILIES and kind not in WRAPPERS:
-            raise ForerunError(f"{name}: model_type {kind!r} needs transformers; use forerun plan, which builds it")
-        spec = spec_from_config(Fields(config, name), name.removesuffix(".json") or "model")
+    def drop_model(self, name: str, config: Any) -> str:
+        """Keeps the model of a config.json, and returns the name to ask for it. Raises as `config_model` does."""
+        spec = config_model(config, name, name.removesuffix(".json") or "model")
         if len(self._dropped) >= _MODELS:
             self._dropped.pop(next(iter(self._dropped)))
         self._dropped[f"dropped {name}"] = spec
@@ -221,58 +188,6 @@ class Planner:
 
 def _key(question: Question) -> str:
     return question.model_dump_json()
-
-
-def _look(made: Asked, spaces: Spaces, job: Job) -> Iterator[Event]:
-    """Yields plans that are likely to be good, so that there is something to see."""
-    found: list[Prediction] = []
-    for prediction in first_look(made.model, made.where, spaces.table):
-        job.check()
-        found.append(prediction)
-        found.sort(key=lambda each: (not each.fits, each.step_time_s))
-        yield {"kind": "places", "proved": False, "top": [place_record(each) for each in found]}
-
-
-def _searched(made: Asked, job: Job, whole: bool = False) -> SearchResult:
-    """Searches; with `whole` also for the front and for what other choices would bring."""
-
-    def found(places: Sequence[Prediction]) -> None:
-        if not whole:
-            job.tell({"kind": "places", "proved": False, "top": [place_record(each) for each in places]})
-
-    time = made.question.objective == "time"
-    more: dict[str, Any] = {"pareto": _FRONT, "choices": made.choices if time else None} if whole else {}
-    return search(
-        *made.place,
-        objective=made.question.objective,
-        memory_limit_gib=made.question.memory_limit,
-        fixed=made.searched,
-        workers=1,
-        progress=job.check,
-        found=found,
-        **more,
-    )
-
-
-def _scaling(made: Asked, job: Job) -> Iterator[Event]:
-    """Yields the scaling curve point by point: the best plan on fewer and more GPUs for the same global batch."""
-    model, cluster, gpus, seq_len, batch = made.place
-    sizes = [n for n in dict.fromkeys(round(scale * gpus) for scale in _SCALES) if n >= 1]
-    points: list[SweepPoint] = []
-    for n_gpus in sizes:
-        job.check()
-        one = sweep(
-            *(model, cluster, [n_gpus], seq_len, [batch]),
-            objective="tokens",
-            memory_limit_gib=made.question.memory_limit,
-            fixed=made.searched,
-            workers=1,
-        )
-        points += one.points
-        rows = sweep_record(replace(one, points=tuple(points)))["points"]
-        for row, point in zip(rows, points, strict=True):
-            row["best"] = None if point.best is None else place_record(point.best)
-        yield {"kind": "scaling", "points": rows, "done": n_gpus == sizes[-1]}
 
 
 def _standing(result: SearchResult, prediction: Prediction) -> str:

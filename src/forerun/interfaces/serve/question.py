@@ -10,12 +10,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from forerun.answers.search.choices import unmeasured_stacks, with_open_stacks
-from forerun.common.admission import admit
+from forerun.common.admission import admit, read_json
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.describe.cluster.catalog import cluster_names, load_cluster
 from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.catalog import load_model, model_names
+from forerun.describe.model.families import FAMILIES, WRAPPERS
+from forerun.describe.model.fields import Fields
+from forerun.describe.model.hub import cached_config, cached_names
+from forerun.describe.model.huggingface import spec_from_config
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import (
     FIELD_TYPES,
@@ -47,7 +51,7 @@ class Question(Strict):
     """The question of a search."""
 
     model: Name
-    """a preset's name, or the name under which the server keeps a dropped config.json"""
+    """name of a preset, of a model in the hub's cache, or of a dropped config.json"""
     cluster: Name
     gpus: Annotated[int, Field(ge=1, le=MOST_GPUS)]
     seq_len: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
@@ -177,9 +181,27 @@ def asked(question: Question, dropped: Mapping[str, ModelSpec]) -> Asked:
 def _model(name: str, dropped: Mapping[str, ModelSpec]) -> ModelSpec:
     if name in dropped:
         return dropped[name]
+    if name in cached_names():
+        config = cached_config(name)
+        assert config is not None
+        return config_model(read_json(config), name, name.rpartition("/")[2])
     if name.lower() not in model_names():
         raise UnknownName("model", name, model_names(), "the list of presets")
     return load_model(name)
+
+
+def config_model(config: Any, place: str, name: str) -> ModelSpec:
+    """Returns the model of a config.json; `place` is what errors call the file.
+
+    Raises ForerunError for what is no config.json, and for a family that Forerun doesn't know: the command line builds
+    such models with transformers, which runs code.
+    """
+    if not isinstance(config, dict):
+        raise ForerunError(f"{place}: not a JSON object; give the config.json of a model")
+    kind = config.get("model_type")
+    if kind not in FAMILIES and kind not in WRAPPERS:
+        raise ForerunError(f"{place}: model_type {kind!r} needs transformers; use forerun plan, which builds it")
+    return spec_from_config(Fields(config, place), name)
 
 
 def _fixed(texts: Mapping[str, str]) -> dict[str, Any]:

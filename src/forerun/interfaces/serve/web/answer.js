@@ -2,7 +2,8 @@
 // The answer: time against memory of all plans, what single choices are worth, the table of plans, the scaling curve.
 
 import { byId, call, make, showError, stream } from "./api.js";
-import { draw, legend } from "./charts.js";
+import { draw, legend } from "./scatter.js";
+import { curve } from "./figures.js";
 import { dollars, gib, percent, rate, seconds } from "./format.js";
 import { heading } from "./parts.js";
 
@@ -238,9 +239,14 @@ function leftOut(answer) {
     make("li", { text: `${answer.counts.skipped.toLocaleString("en")} not simulated: a bound shows that they are worse` }), ...causes, ...rules, ...front));
 }
 
+/** Stops the search of the scaling curve. */
+export function endScaling() {
+  if (scaling) scaling.abort();
+}
+
 /** @param {State} state */
 async function scale(state) {
-  if (scaling) scaling.abort();
+  endScaling();
   scaling = new AbortController();
   const box = byId("scaling");
   box.replaceChildren(make("p", { class: "note", text: "Searching each number of GPUs." }));
@@ -248,6 +254,7 @@ async function scale(state) {
     await stream("scale", state.question, (event) => {
       if (event.kind === "scaling") showScaling(box, event);
       else if (event.kind === "error") throw new Error(event.message);
+      else if (event.kind === "waiting") box.replaceChildren(make("p", { class: "note", text: "Another search is running; this one comes next." }));
       else if (event.kind === "superseded") box.append(make("p", { class: "note", text: "A newer question took its place; open this again." }));
     }, scaling.signal);
   } catch (error) {
@@ -262,14 +269,10 @@ async function scale(state) {
 function showScaling(box, event) {
   const points = event.points.filter((/** @type {any} */ each) => each.best);
   const chart = (/** @type {string} */ label, /** @type {(p: any) => number} */ value, /** @type {string} */ colour) => {
-    const holder = make("div");
     const x = points.map((/** @type {any} */ p) => p.n_gpus), y = points.map(value);
-    const text = (/** @type {number} */ i) => `${x[i]} GPUs: ${y[i].toLocaleString("en", { maximumSignificantDigits: 4 })}\n${points[i].best.words}`;
-    const one = { label, colour, x, y, text };
-    queueMicrotask(() => draw(holder, { name: "scaling", height: 220, about: `${label} over the number of GPUs`,
-      series: [{ ...one, kind: "line", quiet: true }, { ...one, kind: "points" }],
-      x: { label: "GPUs", log: true, ticks: x, ...(x.length < 2 ? { range: [x[0] / 2, x[0] * 2] } : {}) }, y: { label, range: [0, 1.1 * Math.max(...y)], size: 72 } }));
-    return holder;
+    const texts = x.map((/** @type {number} */ n, /** @type {number} */ i) =>
+      `${n} GPUs: ${y[i].toLocaleString("en", { maximumSignificantDigits: 4 })}<br>${points[i].best.words}`);
+    return curve({ label, colour, x, y, texts, x_label: "number of GPUs" });
   };
   const priced = points.every((/** @type {any} */ p) => p.best.dollars_per_billion_tokens !== null);
   const rows = event.points.map((/** @type {any} */ p) => make("tr", {}, make("th", { scope: "row", class: "number", text: p.n_gpus.toLocaleString("en") }),
@@ -279,8 +282,8 @@ function showScaling(box, event) {
   const head = ["GPUs", "step time", "tokens/s", "efficiency", "$ / 10⁹ tokens", "best plan"].map((text, i) => make("th", { scope: "col", class: i < 5 ? "number" : null, text }));
   box.replaceChildren(
     make("p", { class: "note", text: event.done ? "The best plan of each number of GPUs, with the same global batch." : "Searching more numbers of GPUs." }),
-    ...(points.length ? [chart("tokens/s of all GPUs", (p) => p.tokens_per_s, "--bar")] : []),
-    ...(points.length && priced ? [chart("dollars per billion tokens", (p) => p.best.dollars_per_billion_tokens, "--bar-warn")] : []),
+    ...(points.length ? [chart("tokens/s of all GPUs", (p) => p.tokens_per_s, "#0072B2")] : []),
+    ...(points.length && priced ? [chart("dollars per billion tokens", (p) => p.best.dollars_per_billion_tokens, "#D55E00")] : []),
     make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "scaling" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows))));
 }
 

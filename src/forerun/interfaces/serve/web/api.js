@@ -2,6 +2,8 @@
 // Calls of the server, and small helpers to make elements. Text always goes in as text, never as HTML.
 
 const TOKEN = "forerun-token";
+/** The name of this page, so that a newer question takes the place of its own older one and of no other page's. */
+const PAGE = crypto.getRandomValues(new Uint32Array(4)).join("-");
 
 /** Takes the token out of the address, so that it is neither in the history nor in a copied address. */
 export function takeToken() {
@@ -16,7 +18,7 @@ export function takeToken() {
 }
 
 function headers() {
-  return { authorization: `Bearer ${sessionStorage.getItem(TOKEN) || ""}` };
+  return { "x-forerun-page": PAGE, authorization: `Bearer ${sessionStorage.getItem(TOKEN) || ""}` };
 }
 
 /**
@@ -77,10 +79,10 @@ export async function download(about) {
 
 /**
  * @param {File[]} files
- * @param {string} cluster
+ * @param {{cluster: string, nodes: string}} where
  */
-export async function sendFiles(files, cluster) {
-  const query = new URLSearchParams({ cluster });
+export async function sendFiles(files, where) {
+  const query = new URLSearchParams(where);
   for (const file of files) {
     query.append("name", file.name);
     query.append("size", String(file.size));

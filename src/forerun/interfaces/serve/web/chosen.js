@@ -101,7 +101,7 @@ function beside(found) {
     make("td", { class: "number", text: change(value(pinned), value(found)) })));
   const causes = [...new Set([...Object.keys(pinned.breakdown), ...Object.keys(found.breakdown)])].filter(
     (name) => Math.max(pinned.breakdown[name] || 0, found.breakdown[name] || 0) > 1e-3 * found.step_time_s);
-  const parts = causes.map((name) => make("tr", {}, make("th", { scope: "row", text: name.replaceAll("_", " ") }),
+  const parts = causes.map((name) => make("tr", {}, make("th", { scope: "row", text: name }),
     make("td", { class: "number", text: seconds(pinned.breakdown[name] || 0) }), make("td", { class: "number", text: seconds(found.breakdown[name] || 0) }),
     make("td", { class: "number", text: change(pinned.breakdown[name], found.breakdown[name]) })));
   const heads = ["", "pinned", "chosen", "change"].map((text, i) => (i ? make("th", { scope: "col", class: "number", text }) : make("td")));

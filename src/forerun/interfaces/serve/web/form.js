@@ -28,9 +28,11 @@ export function makeForm(offered, asked) {
   options = offered;
   changed = asked;
   const form = byId("question");
-  const models = [...options.models];
+  const models = select("model", options.models);
+  if (options.cached_models.length) models.append(make("optgroup", { label: "in your hub cache" },
+    ...options.cached_models.map((/** @type {string} */ value) => make("option", { value, text: value }))));
   form.replaceChildren(
-    field("model", "Model", "a preset, or a config.json that you drop here", select("model", models)),
+    field("model", "Model", "a preset, a model of your hub cache, or a config.json that you drop here", models),
     dropArea(),
     field("cluster", "Cluster", "", select("cluster", options.clusters.map((/** @type {any} */ each) => each.name))),
     ...NUMBERS.map(([name, label, help, low, high]) => field(name, label, help, number(name, low, high))),

@@ -2,7 +2,7 @@
 // The page: asks the question that the form and the address say, and shows the answer as it comes.
 
 import { byId, call, download, say, showError, stream, takeToken } from "./api.js";
-import { makeAnswer, showAnswer, showScatter, showTable } from "./answer.js";
+import { endScaling, makeAnswer, showAnswer, showScatter, showTable } from "./answer.js";
 import { pin, showPlan } from "./chosen.js";
 import { makeFiles } from "./files.js";
 import { fill, fromAddress, makeForm, question, toAddress } from "./form.js";
@@ -35,6 +35,7 @@ async function start() {
   makeFiles(options);
   byId("csv").addEventListener("click", () => download({ kind: "csv", about: { question: state.question } }).then(() => showError(""), showError));
   for (const name of ["planner", "files"]) byId(`view-${name}`).addEventListener("click", () => view(name));
+  byId("stop").addEventListener("click", stop);
   addEventListener("popstate", fromHash);
   addEventListener("hashchange", () => new URLSearchParams(location.hash.slice(1)).has("token") && location.reload());
   fromHash();
@@ -62,7 +63,7 @@ function fromHash() {
  * @param {boolean} isNew
  */
 async function ask(asked, isNew) {
-  if (isNew && JSON.stringify(asked) === JSON.stringify(state.question)) return;
+  if (isNew && JSON.stringify(asked) === JSON.stringify(state.question) && document.body.dataset.state !== "stopped") return;
   if (asking) asking.abort();
   asking = new AbortController();
   if (isNew) {
@@ -73,6 +74,7 @@ async function ask(asked, isNew) {
   byId("wanted").value = "";
   byId("state").value = "all";
   byId("scaling-box").open = false;
+  endScaling();
   byId("search-command").hidden = true;
   const address = toAddress(asked, { row: state.row, pin: state.pin });
   if (isNew) history.pushState(null, "", address);
@@ -80,26 +82,42 @@ async function ask(asked, isNew) {
   showError("");
   say("Searching.");
   document.body.dataset.state = "searching";
+  byId("stop").hidden = false;
   await pin(state, asked);
   try {
     await stream("ask", asked, heard, asking.signal);
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") return;
-    say("No answer.");
+    ended("No answer.");
     document.body.dataset.state = "failed";
     showError(error);
   }
 }
 
+/** Says how the search ended, and takes the button away that stops it. */
+/** @param {string} words */
+function ended(words) {
+  byId("stop").hidden = true;
+  if (words) say(words);
+}
+
+function stop() {
+  if (asking) asking.abort();
+  document.body.dataset.state = "stopped";
+  ended("Stopped. Press Search to ask again.");
+}
+
 /** @param {any} event */
 function heard(event) {
   if (event.kind === "error") {
-    say("No answer.");
+    ended("No answer.");
     document.body.dataset.state = "failed";
     showError(event.message);
     byId("found").classList.add("stale");
   } else if (event.kind === "superseded") {
-    say("A newer question took the place of this one. Press Search to ask again.");
+    ended("A newer question took the place of this one. Press Search to ask again.");
+  } else if (event.kind === "waiting") {
+    say("Another search is running on this server. This one comes next.");
   } else if (event.kind === "space") {
     say(`Searching ${event.plans.toLocaleString("en")} plans.`);
   } else {
@@ -109,6 +127,7 @@ function heard(event) {
       const rest = event.whole ? "" : " Looking for the Pareto front and for what other choices are worth.";
       say(`${event.counts.considered.toLocaleString("en")} plans, ${event.proof}.${rest}`);
       document.body.dataset.state = event.whole ? "whole" : "proved";
+      if (event.whole) ended("");
       if (chosenByUser && state.row !== null) choose({ row: state.row });
       else if (event.top.length && !event.whole) show(event.top[0]);
       else if (event.top.length && state.row === null) show(event.top[0]);

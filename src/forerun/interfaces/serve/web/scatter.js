@@ -1,13 +1,12 @@
 // @ts-check
-// Charts on a canvas, drawn with uPlot: points, lines, areas, bars and lanes, with a tooltip for what is under the pointer.
+// Plots of many points on a canvas, drawn with uPlot: points and lines, with a tooltip for what is under the pointer.
 
 import { byId, make, save } from "./api.js";
 
 /**
- * @typedef {{label: string, colour: string, kind: "points" | "line" | "area" | "bars" | "lanes", x: number[], y: number[],
- *   y0?: number[], x1?: number[], shape?: string, dash?: number[], size?: number, symbol?: string, faint?: boolean,
- *   quiet?: boolean, text?: (i: number) => string}} Series
- * @typedef {{label: string, log?: boolean, range?: [number, number], ticks?: number[], names?: string[], size?: number}} Axis
+ * @typedef {{label: string, colour: string, kind: "points" | "line", x: number[], y: number[], shape?: string, dash?: number[],
+ *   size?: number, symbol?: string, faint?: boolean, quiet?: boolean, text?: (i: number) => string}} Series
+ * @typedef {{label: string, log?: boolean, range: [number, number]}} Axis
  * @typedef {{series: Series[], x: Axis, y: Axis, height: number, about: string, name: string,
  *   pick?: (series: number, i: number) => void}} Chart
  */
@@ -15,13 +14,6 @@ import { byId, make, save } from "./api.js";
 /** @param {string} name */
 export function colour(name) {
   return name.startsWith("--") ? getComputedStyle(document.documentElement).getPropertyValue(name).trim() : name;
-}
-
-/** Colours of reports that can't be seen on a dark page get the colour of the text. */
-/** @param {string} given */
-export function seen(given) {
-  const own = { "#000000": "--ink", "#1a1a1a": "--ink", "#0072B2": "--bar", "#D55E00": "--bar-warn" };
-  return /** @type {Record<string, string>} */ (own)[given] || given;
 }
 
 const drawn = new Set();
@@ -66,18 +58,15 @@ function remove(each) {
   drawn.delete(each);
 }
 
-/** The names of the series with their colours. */
-/** @param {{label: string, colour: string}[]} series */
+/** The names of the series, each with a small picture of its line or of its points. */
+/** @param {Series[]} series */
 export function legend(series) {
-  return make(
-    "ul",
-    { class: "legend" },
-    ...series.map((each) => {
-      const mark = make("i", { "aria-hidden": "true" });
-      mark.style.background = each.colour.startsWith("--") ? `var(${each.colour})` : each.colour;
-      return make("li", {}, mark, each.label);
-    }),
-  );
+  return make("ul", { class: "legend" }, ...series.map((each) => {
+    const shape = each.kind === "line" ? (each.dash ? "dashed" : "line") : each.symbol || "dot";
+    const mark = make("i", { class: shape, "aria-hidden": "true" });
+    mark.style.color = each.colour.startsWith("--") ? `var(${each.colour})` : each.colour;
+    return make("li", {}, mark, each.label);
+  }));
 }
 
 /**
@@ -86,7 +75,7 @@ export function legend(series) {
  */
 function plotted(box, chart) {
   const ink = colour("--ink"), grid = colour("--grid");
-  const scales = { x: scale(chart.x, chart.series, "x"), y: scale(chart.y, chart.series, "y") };
+  const scales = { x: scale(chart.x), y: scale(chart.y) };
   /** @type {any} */
   const options = {
     mode: 2,
@@ -96,7 +85,7 @@ function plotted(box, chart) {
     legend: { show: false },
     cursor: { drag: { x: true, y: true, uni: 20 }, points: { show: false }, dataIdx: () => null },
     series: [null, ...chart.series.map((each) => ({ facets: facets(), paths: painter(each) }))],
-    axes: [axis(chart.x, ink, grid, false, 200), axis(chart.y, ink, grid, true, Math.min(176, 0.4 * box.clientWidth))],
+    axes: [axis(chart.x, ink, grid, false), axis(chart.y, ink, grid, true)],
   };
   const data = [null, ...chart.series.map((each) => [each.x, each.y])];
   const plot = new (/** @type {any} */ (window).uPlot)(options, data, box);
@@ -118,39 +107,9 @@ function facets() {
   return [{ scale: "x", auto: true }, { scale: "y", auto: true }];
 }
 
-/**
- * @param {Axis} one
- * @param {Series[]} series
- * @param {"x" | "y"} way
- */
-function scale(one, series, way) {
-  const range = one.range || spread(one, series, way);
-  return { time: false, distr: one.log ? 3 : 1, range: () => range };
-}
-
-/** The range that all points of the series take. */
-/**
- * @param {Axis} one
- * @param {Series[]} series
- * @param {"x" | "y"} way
- * @returns {[number, number]}
- */
-export function spread(one, series, way) {
-  let low = Infinity, high = -Infinity;
-  for (const each of series) {
-    for (const values of way === "x" ? [each.x, each.x1 || []] : [each.y, each.y0 || []]) {
-      for (const value of values) {
-        if (!Number.isFinite(value) || (one.log && value <= 0)) continue;
-        low = Math.min(low, value);
-        high = Math.max(high, value);
-      }
-    }
-    if (each.kind === "bars" || each.kind === "area") if (way === "y") low = Math.min(low, 0);
-  }
-  if (low > high) return one.log ? [1, 10] : [0, 1];
-  if (one.log) return [low / 1.12, high * 1.12];
-  const room = 0.05 * (high - low || Math.abs(high) || 1);
-  return [low >= 0 && low - room < 0 ? 0 : low === 0 ? 0 : low - room, high + room];
+/** @param {Axis} one */
+function scale(one) {
+  return { time: false, distr: one.log ? 3 : 1, range: () => one.range };
 }
 
 /**
@@ -158,39 +117,24 @@ export function spread(one, series, way) {
  * @param {string} ink
  * @param {string} grid
  * @param {boolean} isY
- * @param {number} room_px for names
  */
-function axis(one, ink, grid, isY, room_px) {
-  const names = one.names;
+function axis(one, ink, grid, isY) {
   return {
-    label: one.label || undefined,
+    label: one.label,
     labelSize: 20,
     labelFont: "12px system-ui, sans-serif",
     font: "12px system-ui, sans-serif",
     stroke: ink,
     grid: { stroke: grid, width: 1 },
     ticks: { stroke: grid, width: 1, size: 4 },
-    size: isY ? one.size || (names ? room_px : 58) : 38,
+    size: isY ? 58 : 38,
     side: isY ? 3 : 2,
-    ...(one.ticks || names ? { splits: () => one.ticks || (names || []).map((_, i) => i) } : {}),
     values: (/** @type {any} */ _, /** @type {number[]} */ splits) =>
-      splits.map((value) => {
-        if (value === null) return "";
-        if (names) return short(names[Math.round(value)] || "", Math.floor((room_px - 14) / 6.8));
-        return value.toLocaleString("en", { maximumSignificantDigits: 4 });
-      }),
-    ...(one.log && !one.ticks
+      splits.map((value) => (value === null ? "" : value.toLocaleString("en", { maximumSignificantDigits: 4 }))),
+    ...(one.log
       ? { splits: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ low, /** @type {number} */ high) => oneTwoFive(low, high) }
       : {}),
   };
-}
-
-/**
- * @param {string} name
- * @param {number} most
- */
-function short(name, most) {
-  return name.length > most ? `${name.slice(0, most - 1)}…` : name;
 }
 
 /** Ticks of a logarithmic axis: 1, 2 and 5 of each decade. */
@@ -241,55 +185,15 @@ const PAINT = {
     for (let i = 0; i < one.x.length; i++) mark(context, one.symbol || "circle", x(one.x[i]), y(one.y[i]), size, dots);
   },
   line(context, one, x, y) {
-    steps(context, one, one.y, x, y, false);
+    context.beginPath();
+    one.x.forEach((value, i) => {
+      if (i && one.shape === "vh") context.lineTo(x(one.x[i - 1]), y(one.y[i]));
+      if (i) context.lineTo(x(value), y(one.y[i]));
+      else context.moveTo(x(value), y(one.y[i]));
+    });
     context.stroke();
   },
-  area(context, one, x, y) {
-    steps(context, one, one.y, x, y, false);
-    steps(context, one, one.y0 || one.y.map(() => 0), x, y, true);
-    context.closePath();
-    context.fill();
-  },
-  bars(context, one, x, y, dots) {
-    const width = Math.max(1, Math.min(90 * dots, 0.7 * Math.abs(x(1) - x(0))));
-    one.x.forEach((value, i) => {
-      const top = y(one.y[i]), bottom = y((one.y0 || [])[i] || 0);
-      context.fillRect(x(value) - width / 2, top, width, bottom - top);
-    });
-  },
-  lanes(context, one, x, y) {
-    const height = 0.72 * Math.abs(y(1) - y(0));
-    one.x.forEach((value, i) => {
-      const left = x(value), right = x((one.x1 || one.x)[i]);
-      context.fillRect(left, y(one.y[i]) - height / 2, Math.max(right - left, 0.6), height);
-    });
-  },
 };
-
-/**
- * @param {CanvasRenderingContext2D} context
- * @param {Series} one
- * @param {number[]} level
- * @param {(v: number) => number} x
- * @param {(v: number) => number} y
- * @param {boolean} back
- */
-function steps(context, one, level, x, y, back) {
-  const n = level.length;
-  if (!back) context.beginPath();
-  for (let k = 0; k < n; k++) {
-    const i = back ? n - 1 - k : k;
-    const left = x(one.x[i]), top = y(level[i]);
-    if (k === 0 && !back) context.moveTo(left, top);
-    else if (one.shape === "hv" && k > 0) {
-      context.lineTo(left, y(back ? level[i] : level[i - 1]));
-      context.lineTo(left, top);
-    } else if (one.shape === "vh" && k > 0) {
-      context.lineTo(x(one.x[i - 1]), top);
-      context.lineTo(left, top);
-    } else context.lineTo(left, top);
-  }
-}
 
 /**
  * @param {CanvasRenderingContext2D} context
@@ -334,21 +238,8 @@ function nearest(plot, chart, event) {
   chart.series.forEach((each, number) => {
     if (each.quiet) return;
     for (let i = 0; i < each.x.length; i++) {
-      let far;
-      if (each.kind === "lanes") {
-        const height = 0.36 * Math.abs(plot.valToPos(1, "y") - plot.valToPos(0, "y"));
-        const inside = Math.abs(plot.valToPos(each.y[i], "y") - top) <= height;
-        const from = plot.valToPos(each.x[i], "x"), to = plot.valToPos((each.x1 || each.x)[i], "x");
-        if (!inside || left < from - 1 || left > to + 1) continue;
-        far = 0;
-      } else if (each.kind === "bars" || each.kind === "area") {
-        far = (plot.valToPos(each.x[i], "x") - left) ** 2;
-        const y0 = (each.y0 || [])[i] || 0, at = plot.posToVal(top, "y");
-        if (at > each.y[i] || at < y0) continue;
-      } else {
-        far = (plot.valToPos(each.x[i], "x") - left) ** 2 + (plot.valToPos(each.y[i], "y") - top) ** 2;
-        if (each.faint) far += 30;
-      }
+      let far = (plot.valToPos(each.x[i], "x") - left) ** 2 + (plot.valToPos(each.y[i], "y") - top) ** 2;
+      if (each.faint) far += 30;
       if (far < least) {
         least = far;
         best = /** @type {[number, number]} */ ([number, i]);
@@ -367,9 +258,7 @@ function hover(plot, chart, event) {
   const found = nearest(plot, chart, event);
   if (!found) return tip("", null);
   const each = chart.series[found[0]];
-  const number = (/** @type {number} */ value) => value.toLocaleString("en", { maximumSignificantDigits: 4 });
-  const level = each.y[found[1]] - ((each.y0 || [])[found[1]] || 0);
-  tip(each.text ? each.text(found[1]) : `${each.label}: ${number(level)}\n${chart.x.label}: ${number(each.x[found[1]])}`, event);
+  tip(each.text ? each.text(found[1]) : each.label, event);
 }
 
 /**
