@@ -34,8 +34,8 @@ ROOMS = {
     "astrasim": [["chakra", "messages"], ["stage"], ["astra"], ["dse"]],
     "answers": [
         ["analysis"],
-        ["search", "diff", "goodput", "jobs", "stragglers", "profile"],
-        ["experiment", "comparison"],
+        ["search", "diff", "jobs", "stragglers", "profile"],
+        ["experiment", "comparison", "goodput"],
     ],
     "evidence": [["measure", "validation"], ["fitting", "traced"]],
     "interfaces": [

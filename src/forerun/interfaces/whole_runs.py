@@ -37,13 +37,16 @@ class Run:
         workers: int | None = None,
         gains: bool = True,
         store: str | Path | None = None,
+        executor: str = "local",
+        ray_address: str | None = None,
     ) -> SimulatedRuns:
         """Simulates `runs` runs that differ in luck, and with `gains` what changes of the system would do.
 
-        With `store` outcomes are kept in that file, and a study that was broken off goes on from there. Raises
-        ForerunError for fewer than one run, for more failures than can be simulated, or for a store that can't be used.
+        With `store` outcomes are kept in that file, and a study that was broken off goes on from there. With executor
+        `ray` runs are simulated on a Ray cluster. Raises ForerunError for fewer than one run, for more failures than
+        can be simulated, or for a store or a cluster that can't be used.
         """
-        return SimulatedRuns(study_run(self.request, runs, seed, workers, gains, store=store))
+        return SimulatedRuns(study_run(self.request, runs, seed, workers, gains, None, store, executor, ray_address))
 
 
 @dataclass(frozen=True)

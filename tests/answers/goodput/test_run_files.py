@@ -256,3 +256,94 @@ def test_a_damaged_store_is_refused(tmp_path):
         base.execute("UPDATE run SET record = '{}'")
     with pytest.raises(ForerunError, match=r"runs.sqlite: can't be used \(a damaged record"):
         study_run(run_of(KNOWN, "x"), 1, workers=1, gains=False, store=store)
+
+
+STATE = {"state": {"parameters": "405B"}, "storage": "10,1000", "mode": "disabled"}
+
+
+@pytest.mark.parametrize(
+    ("state", "bytes_each"),
+    [({}, 14), ({"weights": "fp32"}, 12), ({"moments": "bf16"}, 10), ({"optimizer": "sgd", "weights": "fp32"}, 8)],
+)
+def test_parameters_tell_what_a_checkpoint_costs(state, bytes_each):
+    """Mixed precision with Adam takes 14 bytes for each parameter, 12 where the weights are the fp32 ones."""
+    checkpoint = {**STATE, "state": {**STATE["state"], **state}}
+    run = run_of({**KNOWN, "gpus": 16_384, "checkpoint": checkpoint}, "x")
+    assert run.levels[0].blocking_s == pytest.approx(405e9 * bytes_each / 1e12, rel=1e-3)
+    assert any(f"{bytes_each} bytes for each of 405,000,000,000 parameters" in note for note in run.notes)
+
+
+PLANNED = {
+    "gpus": 32,
+    "tokens": "10B",
+    "plan": {
+        "model": "llama-3.1-8b",
+        "cluster": "h100-sxm",
+        "global_batch": 64,
+        "fields": {"seq_len": 8192, "dp_replicate": 2, "dp_shard": 16, "activation_checkpointing": "full"},
+    },
+}
+
+
+def test_a_slow_node_slows_the_steps_of_the_plan():
+    slow = {
+        "gpu": {"per_1000_node_days": 1, "hours": 1, "kernel_slowdown": 1.5},
+        "link": {"per_1000_node_days": 1, "hours": 1, "link_slowdown": 4},
+    }
+    gpu, link = run_of({**PLANNED, "slow": slow}, "x").slowdowns
+    assert 1.3 < gpu.factor <= 1.51
+    assert 1.0 < link.factor <= 4.0
+
+
+def test_a_save_over_the_network_of_training_drags_its_steps():
+    checkpoint = {"storage": "20", "network": "shared", "every_minutes": 10}
+    own, shared = (
+        run_of({**PLANNED, "checkpoint": {**checkpoint, "network": network}}, "x").levels[0].drag
+        for network in ("own", "shared")
+    )
+    assert own == 0.0
+    assert 0.0 < shared < 3.0
+
+
+def test_the_replicas_of_a_plan_and_their_steps_follow_from_it():
+    elastic = run_of({**PLANNED, "elastic": {"resize_s": 10}}, "x").elastic
+    assert elastic.replicas == 2
+    assert 1.5 < elastic.factor(1) < 2.5
+    assert elastic.factor(2) == 1.0
+
+
+def test_the_plans_of_a_search_are_ranked_by_time_to_train(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    fields = {"seq_len": 2048, "tp": 1, "pp": 1, "compile": True, "stack": "torchtitan"}
+    plan = {"model": "llama-3.2-1b", "cluster": "h100-sxm", "global_batch": 64, "fields": fields}
+    path.write_text(json.dumps({"gpus": 8, "tokens": "1B", "plan": plan}))
+    command = ["run", str(path), "--runs", "3", "--plans", "2", "--no-gains", "--json", "--pictures", str(tmp_path)]
+    assert run_command(command) == 0
+    found = json.loads(capsys.readouterr().out)["alternatives"]
+    assert len(found) == 3
+    assert [each["wall_s"]["p50"] for each in found] == sorted(each["wall_s"]["p50"] for each in found)
+    assert (tmp_path / "goodput.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"slow": {"a": {"per_1000_node_days": 1, "hours": 1}}}, "slow: a: give either factor"),
+        ({"slow": {"a": {"per_1000_node_days": 1, "hours": 1, "kernel_slowdown": 2}}}, "need a plan"),
+        ({"checkpoint": {"network": "shared", "blocking_s": 1, "load_s": 1}}, "network shared needs a plan"),
+        ({"checkpoint": STATE | {"state": {"parameters": "7B", "weights": "int3"}}}, "no dtype int3"),
+        ({"checkpoint": STATE | {"state": {"parameters": "7B", "optimizer": "adamx"}}}, "adamx"),
+        ({"elastic": {"resize_s": 1}}, "elastic: give replicas"),
+    ],
+)
+def test_mistakes_in_what_a_plan_tells_are_one_line(change, words):
+    with pytest.raises(ForerunError, match=words) as error:
+        run_of({**KNOWN, **change}, "x")
+    assert "\n" not in str(error.value)
+
+
+def test_ray_is_refused_in_one_line_where_it_is_not_used(capsys):
+    assert run_command(["run", "bloom-176b", "--runs", "1", "--ray-address", "auto"]) == 2
+    assert "needs executor ray" in capsys.readouterr().err
+    assert run_command(["run", "bloom-176b", "--runs", "1", "--executor", "mars"]) == 2
+    assert "executor must be local or ray" in capsys.readouterr().err

@@ -28,6 +28,7 @@ def _number(value: object) -> object:
         return value
 
 
+Slowing = Annotated[float, Field(ge=1)]
 Large = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 Component = Literal["gpu", "node", "job"]
 
@@ -64,10 +65,15 @@ class FailuresEntry(Entry):
 
 
 class SlowEntry(Entry):
-    """Periods in which one node or link slows all steps by a factor."""
+    """Periods in which one node or link slows all steps: by a factor, or as the plan's step tells.
+
+    With a plan, a GPU may take kernel_slowdown times as long for its kernels, and links link_slowdown times.
+    """
 
     per_1000_node_days: NotNegative
-    factor: Annotated[float, Field(ge=1)]
+    factor: Slowing | None = None
+    kernel_slowdown: Slowing = 1.0
+    link_slowdown: Slowing = 1.0
     hours: Positive
 
 
@@ -83,8 +89,21 @@ class LevelEntry(Entry):
     drag: NotNegative = 0.0
 
 
+class StateEntry(Entry):
+    """What a checkpoint holds where no plan tells: parameters in `weights`, fp32 copies, and the optimizer's states."""
+
+    parameters: Large
+    weights: str = "bf16"
+    optimizer: str = "adamw"
+    moments: str = "fp32"
+    host_link_of: str = "h100-sxm"
+
+
 class CheckpointEntry(Entry):
-    """How often the run saves and what a save costs; without seconds they follow from the plan and its storage."""
+    """How often the run saves and what a save costs; seconds that are left out follow from the plan, or from `state`.
+
+    With `network: shared` a save takes its bandwidth from the network of training, else it has one of its own.
+    """
 
     every_minutes: Positive | Literal["best"] = "best"
     mode: Literal["disabled", "async", "async_with_pinned_mem"] = "async"
@@ -93,7 +112,9 @@ class CheckpointEntry(Entry):
     persist_s: NotNegative | None = None
     load_s: NotNegative | None = None
     survives: Scope = "domain"
-    drag: NotNegative = 0.0
+    drag: NotNegative | None = None
+    network: Literal["own", "shared"] = "own"
+    state: StateEntry | None = None
     levels: list[LevelEntry] = Field(default_factory=list)
 
 
@@ -117,9 +138,12 @@ class SparesEntry(Entry):
 
 
 class ElasticEntry(Entry):
-    """Training goes on with fewer replicas while nodes are missing, on batches of the same size."""
+    """Training goes on with fewer replicas while nodes are missing, on batches of the same size.
 
-    replicas: Annotated[int, Field(ge=2)]
+    A plan tells the replicas (dp_replicate), and the steps with fewer of them.
+    """
+
+    replicas: Annotated[int, Field(ge=2)] | None = None
     least_replicas: AtLeastOne = 1
     resize_s: NotNegative
     step_factors: list[Positive] = Field(default_factory=list)

@@ -23,15 +23,16 @@ def load_run(source: str | Path) -> RunRequest:
     Raises ForerunError, which names the file and the key, for a file that can't be read or says something wrong, or if
     there is neither such a file nor such a name.
     """
-    return run_of(*_described(source))
+    return run_of(*described(source))
 
 
 def load_alternatives(source: str | Path) -> tuple[RunRequest, ...]:
     """Returns the alternatives to the run that a file lists. Raises as `load_run` does."""
-    return alternatives_of(*_described(source))
+    return alternatives_of(*described(source))
 
 
-def _described(source: str | Path) -> tuple[dict[str, Any], str]:
+def described(source: str | Path) -> tuple[dict[str, Any], str]:
+    """Returns the keys of the file or example of a run, and its name for errors. Raises as `load_run` does."""
     name = str(source)
     if name in _examples():
         return _examples()[name]["run"], name

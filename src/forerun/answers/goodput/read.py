@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any
 
-from forerun.answers.analysis.around_step import around_plan
-from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.analysis.setup import Setup
-from forerun.answers.analysis.simulate_setup import simulate_setup
-from forerun.answers.goodput.description import CheckpointEntry, FailuresEntry, KindEntry, PhaseEntry, RunEntry
+from forerun.answers.goodput.description import (
+    CheckpointEntry,
+    FailuresEntry,
+    KindEntry,
+    PhaseEntry,
+    RunEntry,
+    SlowEntry,
+)
 from forerun.answers.goodput.formulas import daly_interval_s
+from forerun.answers.goodput.planned import PlannedStep, StatedState
 from forerun.answers.goodput.request import (
     CheckpointLevel,
     Elastic,
@@ -30,9 +34,6 @@ from forerun.common.shipped import shipped_data
 from forerun.common.yaml_files import check
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.storage import Storage
-from forerun.describe.model.catalog import load_model
-from forerun.describe.plan.complete import complete_plan
-from forerun.describe.plan.training_loop import TrainingLoop
 
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400.0, 3_600.0, 60.0
 _MOST_STEPS = 10**9
@@ -86,7 +87,7 @@ class _Known:
 
     seconds: float
     tokens: float
-    prediction: Prediction | None = None
+    planned: PlannedStep | None = None
 
 
 class _Reader:
@@ -127,12 +128,9 @@ class _Reader:
             lemons=None
             if lemons is None
             else Lemons(lemons.share * self.nodes, lemons.times * node_rate, lemons.evict_after),
-            slowdowns=tuple(
-                Slowdown(name, one.per_1000_node_days * self.nodes / (1000 * _DAY_S), one.factor, one.hours * _HOUR_S)
-                for name, one in entry.slow.items()
-            ),
+            slowdowns=tuple(self._slowdown(name, one, known) for name, one in entry.slow.items()),
             spares=self._spares(),
-            elastic=self._elastic(),
+            elastic=self._elastic(known),
             maintenance=None
             if entry.maintenance is None
             else Maintenance(entry.maintenance.every_days * _DAY_S, entry.maintenance.hours * _HOUR_S),
@@ -161,14 +159,13 @@ class _Reader:
             fields["seq_len"] = phase.seq_len
         if phase is not None and phase.global_batch is not None:
             batch = phase.global_batch
-        plan = complete_plan(fields, entry.gpus, batch)
-        setup = Setup(load_model(entry.plan.model), plan, self.cluster)
-        loop = TrainingLoop(checkpoint=_MOST_STEPS, checkpoint_mode=entry.checkpoint.mode)
         storage = None if entry.checkpoint.storage is None else Storage.of_text(entry.checkpoint.storage)
-        found = around_plan(simulate_setup(setup), setup, loop, storage).prediction
-        if not found.fits:
-            self.notes.append(f"The plan needs {found.peak_reserved_gib:.1f} GiB and doesn't fit in memory.")
-        return _Known(found.step_time_s, float(plan.global_batch * plan.seq_len), found)
+        found = PlannedStep.of(
+            entry.plan.model, fields, self.cluster, entry.gpus, batch, entry.checkpoint.mode, storage
+        )
+        if not found.prediction.fits:
+            self.notes.append(f"The plan needs {found.prediction.peak_reserved_gib:.1f} GiB and doesn't fit in memory.")
+        return _Known(found.prediction.step_time_s, found.tokens, found)
 
     def _phases(self, known: _Known) -> tuple[Phase, ...]:
         entry = self.entry
@@ -238,7 +235,7 @@ class _Reader:
     # what the system does about them
 
     def _levels(self, entry: CheckpointEntry, known: _Known) -> tuple[CheckpointLevel, ...]:
-        loop = None if known.prediction is None else known.prediction.loop
+        loop = None if known.planned is None else known.planned.prediction.loop
         blocking_s, persist_s, load_s = entry.blocking_s, entry.persist_s, entry.load_s
         if loop is not None and loop.checkpoint is not None:
             stall, times = loop.stalls[0], loop.checkpoint
@@ -249,9 +246,31 @@ class _Reader:
                 f"A checkpoint holds {times.total_gib:,.0f} GiB, {times.rank_gib:.2f} of the rank that saves most,"
                 f" to {times.storage}; mode {times.mode}."
             )
+        if entry.state is not None:
+            stated = StatedState(
+                entry.state.parameters, entry.state.weights, entry.state.optimizer, entry.state.moments
+            )
+            storage = None if entry.storage is None else Storage.of_text(entry.storage)
+            like = load_cluster(entry.state.host_link_of)
+            save, load = stated.cost(self.entry.gpus, like, storage, entry.mode)
+            blocking_s = save.stall_s if blocking_s is None else blocking_s
+            persist_s = save.beside_s if persist_s is None else persist_s
+            load_s = load if load_s is None else load_s
+            self.notes.append(
+                f"A checkpoint holds {stated.parameter_bytes:g} bytes for each of {stated.parameters:,.0f} parameters,"
+                f" in equal shares, over the host link of {like.name}."
+            )
         if blocking_s is None or load_s is None:
-            raise self._wrong("checkpoint: give blocking_s, load_s and persist_s, as they don't follow from a step")
-        first = CheckpointLevel("checkpoint", 1, blocking_s, persist_s or 0.0, load_s, entry.survives, entry.drag)
+            raise self._wrong("checkpoint: give blocking_s, load_s and persist_s, or state (the parameters), or a plan")
+        drag = entry.drag
+        if entry.network == "shared" and drag is None:
+            if known.planned is None:
+                raise self._wrong(
+                    "checkpoint: network shared needs a plan, whose step tells the drag; give drag instead"
+                )
+            drag = known.planned.drag(persist_s or 0.0)
+            self.notes.append(f"While a save goes over the network of training, steps take {drag:.1%} longer.")
+        first = CheckpointLevel("checkpoint", 1, blocking_s, persist_s or 0.0, load_s, entry.survives, drag or 0.0)
         more = (CheckpointLevel(**one.model_dump()) for one in entry.levels)
         return (first, *more)
 
@@ -274,15 +293,35 @@ class _Reader:
         swap_s = float(_presets()["defaults"]["swap_s"]) if given.swap_s is None else given.swap_s
         return Spares(given.nodes, swap_s, None if given.replace_hours is None else given.replace_hours * _HOUR_S)
 
-    def _elastic(self) -> Elastic | None:
+    def _slowdown(self, name: str, entry: SlowEntry, known: _Known) -> Slowdown:
+        factor, told = entry.factor, entry.kernel_slowdown > 1.0 or entry.link_slowdown > 1.0
+        if (factor is None) != told:
+            raise self._wrong(f"slow: {name}: give either factor, or kernel_slowdown and link_slowdown")
+        if factor is None:
+            if known.planned is None:
+                raise self._wrong(f"slow: {name}: kernel_slowdown and link_slowdown need a plan; give factor instead")
+            factor = known.planned.slow_factor(entry.kernel_slowdown, entry.link_slowdown)
+            self.notes.append(f"Under {name} a step takes {factor:.3g} times as long, as the plan's step tells.")
+        onsets_per_s = entry.per_1000_node_days * self.nodes / (1000 * _DAY_S)
+        return Slowdown(name, onsets_per_s, factor, entry.hours * _HOUR_S)
+
+    def _elastic(self, known: _Known) -> Elastic | None:
         given = self.entry.elastic
         if given is None:
             return None
-        if given.least_replicas > given.replicas:
-            raise self._wrong(f"elastic: least_replicas {given.least_replicas} is more than replicas {given.replicas}")
-        if given.step_factors and len(given.step_factors) != given.replicas:
-            raise self._wrong(f"elastic: step_factors needs {given.replicas} values, got {len(given.step_factors)}")
-        return Elastic(given.replicas, given.least_replicas, given.resize_s, tuple(given.step_factors))
+        replicas = given.replicas
+        if replicas is None:
+            replicas = 1 if known.planned is None else known.planned.setup.plan.dp_replicate
+            if replicas < 2:
+                raise self._wrong("elastic: give replicas, or a plan with dp_replicate of at least 2")
+        if given.least_replicas > replicas:
+            raise self._wrong(f"elastic: least_replicas {given.least_replicas} is more than replicas {replicas}")
+        if given.step_factors and len(given.step_factors) != replicas:
+            raise self._wrong(f"elastic: step_factors needs {replicas} values, got {len(given.step_factors)}")
+        factors = tuple(given.step_factors)
+        if not factors and known.planned is not None:
+            factors = known.planned.replica_factors(replicas)
+        return Elastic(replicas, given.least_replicas, given.resize_s, factors)
 
     def _price(self) -> float | None:
         own = self.entry.dollars_per_gpu_hour

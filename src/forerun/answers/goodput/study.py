@@ -156,10 +156,13 @@ def study_run(
     gains: bool = True,
     progress: Progress | None = None,
     store: str | Path | None = None,
+    executor: str = "local",
+    ray_address: str | None = None,
 ) -> RunStudy:
     """Simulates `runs` runs, and with `gains` as many again under each change that `changes` lists.
 
     With `store` outcomes are kept in that file, and a study that was broken off goes on from there to the same result.
+    With executor `ray` runs are simulated on a Ray cluster, by default that of RAY_ADDRESS or one on this machine.
 
     Raises ForerunError for fewer than one run, for more events than a computer simulates in an hour, or for a store
     that can't be used.
@@ -167,7 +170,7 @@ def study_run(
     if runs < 1:
         raise ForerunError(f"runs must be at least 1, got {runs}")
     _check_work(request, runs)
-    with Walks(workers, store) as walks:
+    with Walks(workers, store, executor, ray_address) as walks:
         intervals: tuple[Interval, ...] = ()
         if request.searches_interval:
             request, intervals = _best_interval(request, seed, min(runs, _RUNS_OF_SEARCH), walks)

@@ -16,7 +16,9 @@ from forerun.answers.goodput.outcome import Outcome
 from forerun.answers.goodput.request import RunRequest
 from forerun.answers.goodput.walk import walk
 from forerun.common.content import digest_of
+from forerun.common.errors import ForerunError
 from forerun.common.processes import Processes, default_workers
+from forerun.common.ray_cluster import RayCluster
 from forerun.common.records import Records
 
 if TYPE_CHECKING:
@@ -30,14 +32,28 @@ _OUTCOME = TypeAdapter(Outcome)
 
 
 class Walks:
-    """A context manager. Without a store nothing is kept.
+    """A context manager, on processes of this machine or on a Ray cluster. Without a store nothing is kept.
 
     The key of an outcome has all that it depends on, Forerun's own files too, so any studies may share a file. Raises
-    ForerunError where the file can't be read or written, or holds something else.
+    ForerunError where the file can't be read or written, or holds something else, and as `RayCluster` does.
     """
 
-    def __init__(self, workers: int | None, store: str | Path | None = None) -> None:
-        self._processes = Processes(_walk, default_workers() if workers is None else workers, _WORTH_A_POOL)
+    def __init__(
+        self,
+        workers: int | None,
+        store: str | Path | None = None,
+        executor: str = "local",
+        ray_address: str | None = None,
+    ) -> None:
+        self._processes: Processes[Task, Outcome] | RayCluster[Task, Outcome]
+        if executor == "ray":
+            self._processes = RayCluster(_walk, _basis, ray_address, workers)
+        elif executor != "local":
+            raise ForerunError(f"executor must be local or ray, got {executor!r}")
+        elif ray_address is not None:
+            raise ForerunError(f"Ray address {ray_address} needs executor ray, but the executor is local")
+        else:
+            self._processes = Processes(_walk, default_workers() if workers is None else workers, _WORTH_A_POOL)
         self._store = None if store is None else Records(Path(store), _TABLE)
         self._open = ExitStack()
 
@@ -70,6 +86,11 @@ class Walks:
                 outcome = next(simulated)
                 self._store.add([(key, _OUTCOME.dump_python(outcome, mode="json"))])
                 yield outcome
+
+
+def _basis() -> str:
+    """Returns a digest of Forerun's own files, which all workers have to share."""
+    return digest_of("whole runs")
 
 
 def _walk(task: Task) -> Outcome:

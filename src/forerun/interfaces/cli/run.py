@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from forerun.answers.goodput.best_plans import best_plans
 from forerun.answers.goodput.examples import example_names, load_alternatives, load_run
-from forerun.answers.goodput.study import by_time_to_train, study_run
+from forerun.answers.goodput.request import RunRequest
+from forerun.answers.goodput.study import RunStudy, by_time_to_train, study_run
 from forerun.answers.goodput.walk import walk
+from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
-from forerun.interfaces.report.document_of_whole_run import whole_run_document
+from forerun.interfaces.report.document_of_whole_run import whole_run_document, whole_run_pictures
+from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.page import write_page
+from forerun.interfaces.report.pictures import write_pictures
 from forerun.interfaces.report.progress import progress_bar
 from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.whole_run import print_study, run_rows, study_record
@@ -32,6 +38,18 @@ class Draws:
     store: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Keep simulated runs here; the same command goes on from there.")
     ] = None
+    executor: Annotated[str, typer.Option(metavar="local|ray", help="Simulate in processes here, or on Ray.")] = "local"
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The Ray cluster (default: RAY_ADDRESS, or a new one on this machine)."),
+    ] = None
+
+    def study(
+        self, request: RunRequest, gains: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> RunStudy:
+        """Simulates a run under these draws. Raises as `study_run` does."""
+        work = (self.store, self.executor, self.ray_address)
+        return study_run(request, self.runs, self.seed, self.jobs, gains, progress, *work)
 
 
 @grouped
@@ -44,6 +62,13 @@ def run(
     gains: Annotated[
         bool, typer.Option("--gains/--no-gains", help="Also simulate what faster saves, restarts and so on would do.")
     ] = True,
+    plans: Annotated[
+        int | None,
+        typer.Option(min=1, help="Also simulate the run under this many plans that a search finds fastest."),
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the plots of the page into this folder, as PNG files.")
+    ] = None,
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a row for each run to this CSV file.")] = None,
     report: Report = None,
     as_json: AsJson = False,
@@ -52,16 +77,22 @@ def run(
     check_report(report)
     check_output(csv)
     check_output(draws.store)
+    if pictures is not None and not drawing_is_possible():
+        raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
     request = load_run(source)
     others = load_alternatives(source)
+    if plans is not None:
+        others += best_plans(source, plans, draws.executor, draws.ray_address)
     with progress_bar("simulating runs") as advance:
-        study = study_run(request, draws.runs, draws.seed, draws.jobs, gains, advance, draws.store)
-    rivals = [study_run(other, draws.runs, draws.seed, draws.jobs, gains=False, store=draws.store) for other in others]
+        study = draws.study(request, gains, advance)
+    rivals = [draws.study(other) for other in others]
     ranked = by_time_to_train([study, *rivals]) if rivals else []
     if csv is not None:
         write_rows(csv, run_rows(study.outcomes))
+    first = walk(study.request, draws.seed, record=True)
+    if pictures is not None:
+        write_pictures(pictures, whole_run_pictures(study, first))
     if report is not None:
-        first = walk(study.request, draws.seed, record=True)
         write_page(report, whole_run_document(study, first, typed(context), ranked))
     if as_json:
         print(to_json(study_record(study, ranked)))

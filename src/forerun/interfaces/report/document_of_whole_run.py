@@ -10,6 +10,7 @@ import numpy as np
 from forerun.interfaces.report.figures import percent
 from forerun.interfaces.report.page import Document, Figures, Heading, Listing, Part, Plot, Table
 from forerun.interfaces.report.page_sections import reproduce_section
+from forerun.interfaces.report.pictures import picture
 from forerun.interfaces.report.plots import axis, labelled_bars, layout, rounded
 from forerun.interfaces.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
 from forerun.interfaces.report.whole_run import (
@@ -71,6 +72,16 @@ def whole_run_document(study: RunStudy, first: Outcome, command: str = "", ranke
 def whole_run_plots(study: RunStudy) -> list[Plot]:
     """Returns the spread of goodput and, where time is lost, its classes."""
     return [_goodputs(study), *([_waterfall(study)] if study.badput else [])]
+
+
+def whole_run_pictures(study: RunStudy, first: Outcome) -> dict[str, bytes]:
+    """Returns the plots of the page as PNG files by name; `first` is one run with its events. Needs matplotlib."""
+    plots = {"goodput": ("Goodput of all runs", _goodputs(study))}
+    if study.badput:
+        plots["lost-time"] = ("Where the time goes", _waterfall(study))
+    if first.events:
+        plots["time-line"] = ("One of the runs, event by event", _time_line(first))
+    return {name: picture(title, plot, note=heading(study)) for name, (title, plot) in plots.items()}
 
 
 def _table(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:

@@ -1,0 +1,127 @@
+"""What the plan of a run tells: its step, what slows it, what a checkpoint costs, and steps with fewer replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+from forerun.answers.analysis.around_step import around_plan
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.setup import RankKind, Setup
+from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.common.errors import ForerunError
+from forerun.core.cost.checkpoint import SaveCost, SavedState, load_s, save_cost
+from forerun.core.cost.memory_bound import memory_rates
+from forerun.describe.cluster.storage import Storage, usual_storage
+from forerun.describe.cluster.types import Cluster
+from forerun.describe.kernels.optimizers import optimizer
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan import rules
+from forerun.describe.plan.complete import complete_plan
+from forerun.describe.plan.training_loop import CheckpointMode, TrainingLoop
+
+_RARELY = 10**9
+"""steps between two checkpoints where only their cost is asked for"""
+_MOST_REPLICAS = 64
+_FULL = 0.99
+"""largest share of a link that the traffic of a save may take"""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """The step of a plan, predicted."""
+
+    setup: Setup
+    prediction: Prediction
+
+    @staticmethod
+    def of(
+        model: str,
+        fields: Mapping[str, Any],
+        cluster: Cluster,
+        gpus: int,
+        batch: int | None,
+        mode: CheckpointMode,
+        storage: Storage | None,
+    ) -> PlannedStep:
+        """Returns the step of a plan with the cost of its checkpoints. Raises ForerunError where it can't run."""
+        setup = Setup(load_model(model), complete_plan(fields, gpus, batch), cluster)
+        loop = TrainingLoop(checkpoint=_RARELY, checkpoint_mode=mode)
+        return PlannedStep(setup, around_plan(simulate_setup(setup), setup, loop, storage).prediction)
+
+    @property
+    def tokens(self) -> float:
+        """Returns the tokens of a step."""
+        return float(self.setup.plan.global_batch * self.setup.plan.seq_len)
+
+    def _over(self, changed: Setup) -> float:
+        """Returns the step of a changed setup over the own one, at least 1."""
+        return max(1.0, simulate_setup(changed, folded=True).prediction.step_time_s / self.prediction.step_time_s)
+
+    def slow_factor(self, kernels: float, links: float) -> float:
+        """Returns how much longer a step takes where a replica's kernels and all links take so much longer."""
+        replica = self.setup.n_gpus // self.setup.plan.dp
+        kinds = (RankKind("slow", replica, slowdown=kernels),) if kernels > 1.0 else ()
+        return self._over(replace(self.setup, kinds=kinds, slow_links=self.setup.slow_links * links))
+
+    def drag(self, persist_s: float) -> float:
+        """Returns the share by which steps take longer while a save goes over the network that training uses.
+
+        The bytes of the rank that saves most, evenly over `persist_s`, are missing from its outermost link.
+        """
+        loop = self.prediction.loop
+        if loop is None or loop.checkpoint is None or not persist_s:
+            return 0.0
+        cluster = self.setup.cluster
+        last = cluster.links[-1]
+        taken = min(_FULL, loop.checkpoint.rank_gib * 2**30 / persist_s / last.bytes_per_s)
+        links = (*cluster.links[:-1], replace(last, bytes_per_s=last.bytes_per_s * (1.0 - taken)))
+        return self._over(replace(self.setup, cluster=replace(cluster, links=links))) - 1.0
+
+    def replica_factors(self, replicas: int) -> tuple[float, ...]:
+        """Returns the steps of the same batch on 1, 2 ... replicas over that on all; empty where none is predicted.
+
+        That is where the plan has as many whole copies (dp_replicate), and not too many of them.
+        """
+        plan = self.setup.plan
+        if plan.dp_replicate != replicas or replicas > _MOST_REPLICAS:
+            return ()
+        found = []
+        for fewer in range(1, replicas):
+            rounds = ceil(plan.n_microbatches * replicas / fewer)
+            small = replace(plan, dp_replicate=fewer, n_microbatches=rounds)
+            found.append(self._over(replace(self.setup, plan=small)))
+        return (*found, 1.0)
+
+
+@dataclass(frozen=True)
+class StatedState:
+    """A checkpoint whose bytes follow from the number of parameters, their dtype and the optimizer."""
+
+    parameters: float
+    weights: str
+    optimizer: str
+    moments: str
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Returns the bytes of a parameter: fp32 weights that the optimizer updates, a copy in fewer bits, states."""
+        for name in (self.weights, self.moments):
+            if name not in rules.DTYPE_BYTES:
+                raise ForerunError(f"no dtype {name}; known: {', '.join(rules.DTYPE_BYTES)}")
+        own = int(rules.element_bytes(self.weights))
+        states = optimizer(self.optimizer).least_state_bytes(int(rules.element_bytes(self.moments)))
+        return (own if own < _FP32 else 0) + _FP32 + states
+
+    def cost(self, gpus: int, like: Cluster, storage: Storage | None, mode: CheckpointMode) -> tuple[SaveCost, float]:
+        """Returns the seconds of a save and of a load in equal shares of `gpus` GPUs with the host link of `like`."""
+        total = self.parameters * self.parameter_bytes
+        state = SavedState(total / gpus, total, total / gpus, total, 0)
+        link = memory_rates(like.device).host_fraction * like.host_bytes_per_s
+        place = storage or usual_storage()
+        return save_cost(state, place, link, mode), load_s(state, place, link)
+
+
+_FP32 = 4
