@@ -82,7 +82,8 @@ def test_topologies_whose_routes_share_links_get_queues(topology, aware, capsys)
     assert by_itself["congestion_aware"] is aware
     arguments = ("--bytes", "1MiB", "--topology", topology, "--algorithm", "direct", "--backend")
     asked = figures(capsys, "all_reduce", *arguments, "aware" if aware else "unaware")
-    assert by_itself["points"] == asked["points"]
+    (own,), (other_way,) = by_itself["points"], asked["points"]
+    assert (own if aware else own["unqueued_ns"]) == (other_way if aware else other_way["time_ns"])
     other = figures(capsys, "all_reduce", *arguments, "unaware" if aware else "aware")
     assert other["congestion_aware"] is not aware
 
@@ -93,6 +94,32 @@ def test_with_queues_no_rank_moves_more_than_its_links_carry(topology, capsys):
     ran = [point for point in found["points"] if point["time_ns"]]
     assert ran
     assert all(point["busbw_gbps"] <= found["rank_links_gbps"] and not point["beyond_links"] for point in ran)
+
+
+@pytest.mark.parametrize("topology", ["ring:8", "switch:8", "fullyconnected:8", "ring:4,ring:4"])
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "all_to_all"])
+def test_by_default_no_rank_moves_more_than_its_links_carry(topology, collective, capsys):
+    asked = (collective, "--bytes", "64MiB", "--topology", topology, "--active", "4")
+    found, queued = figures(capsys, *asked), figures(capsys, *asked, "--backend", "aware")
+    assert found["serialising"]
+    for point, queues in zip(found["points"], queued["points"], strict=True):
+        if point["time_ns"]:
+            assert point["busbw_gbps"] <= found["rank_links_gbps"]
+            assert point["unqueued_ns"] <= point["time_ns"] <= queues["time_ns"] * 1.001
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "halvingDoubling", "doubleBinaryTree"])
+def test_on_a_ring_the_default_is_close_to_queues(algorithm, capsys):
+    asked = ("all_reduce", "--bytes", "64MiB", "--topology", "ring:8", "--active", "4", "--algorithm", algorithm)
+    (found,), (queued,) = (figures(capsys, *asked, *more)["points"] for more in ((), ("--backend", "aware")))
+    assert found["time_ns"] == pytest.approx(queued["time_ns"], rel=0.35)
+
+
+def test_both_has_a_column_without_queues(capsys):
+    asked = ["collective", "all_reduce", "--bytes", "64MiB", "--topology", "ring:8", "--algorithm", "direct"]
+    for backend, shown in (("both", True), ("auto", False)):
+        assert run([*asked, "--backend", backend]) == 0
+        assert ("without queues\n" in capsys.readouterr().out.replace(" \n", "\n")) is shown
 
 
 def test_bandwidth_above_the_links_is_marked_and_explained(capsys):
@@ -120,7 +147,7 @@ def test_queues_of_many_ranks_are_announced(capsys):
 
 
 def test_the_header_says_which_backend_the_network_gets(capsys):
-    for topology, words in (("mesh2d:2x2", "congestion-aware (on Mesh2D"), ("ring:4", "congestion-unaware (as ASTRA")):
+    for topology, words in (("mesh2d:2x2", "congestion-aware (on Mesh2D"), ("ring:4", "without queues, but on Ring")):
         assert run(["collective", "all_reduce", "--bytes", "1MiB", "--topology", topology]) == 0
         assert words in capsys.readouterr().out
 

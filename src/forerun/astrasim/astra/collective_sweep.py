@@ -9,6 +9,7 @@ https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,13 +18,15 @@ from forerun.astrasim.astra.collective_cases import COLLECTIVES, implementations
 from forerun.astrasim.astra.custom import BUILT_IN, Algorithm, load_algorithm
 from forerun.astrasim.astra.fabric import has_closed_form
 from forerun.astrasim.astra.hot_links import HotLink, hottest_links
-from forerun.astrasim.astra.single import collective_times
+from forerun.astrasim.astra.single import timed_collective
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommType
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.core.network.network_file import Network
 
 KINDS = {**COLLECTIVES, "broadcast": CommType.BROADCAST}
+_MOST_QUEUED = 1024
+"""up to this many NPUs trees and custom algorithms, whose loads have no rule, run with queues by default"""
 ALGORITHMS = ("ring", "direct", "halvingDoubling", "doubleBinaryTree")
 
 
@@ -39,6 +42,8 @@ class Point:
     busbw_gbps: float = 0.0
     error: str = ""
     hottest: tuple[HotLink, ...] = ()
+    unqueued_ns: int | None = None
+    """time of the slowest rank if no message waits for another, as ASTRA-sim reckons; None if links are queues"""
     beyond_links: bool = False
     """whether busbw is above the bandwidth of all links of a rank, which only messages that never queue can reach"""
 
@@ -56,6 +61,8 @@ class Setting:
     """number of busiest links to list"""
     fitting: bool = False
     """whether the network, not the user, determined `aware`"""
+    serial: bool = False
+    """whether a collective takes at least the time in which links carry its bytes one after the other (`wire_ns`)"""
 
     @property
     def n_ranks(self) -> int:
@@ -71,11 +78,13 @@ class Setting:
 def fitting_setting(
     network: Network, system: System, groups: tuple[tuple[int, ...], ...] = (), hottest: int = 0
 ) -> Setting:
-    """Returns a congestion-unaware setting if ASTRA-sim times the network in closed form, else a congestion-aware one.
+    """Returns a setting without queues if ASTRA-sim times the network in closed form, else a congestion-aware one.
 
-    Links of a mesh, a torus or a fat tree lie on the routes of many ranks. Without queues they would carry any load.
+    Links of a mesh, a torus or a fat tree lie on the routes of many ranks, so they are queues. Elsewhere links carry
+    bytes one after the other.
     """
-    return Setting(network, system, groups, not has_closed_form(network), hottest, fitting=True)
+    closed = has_closed_form(network)
+    return Setting(network, system, groups, not closed, hottest, fitting=True, serial=closed)
 
 
 def bus_factor(collective: str, n_ranks: int) -> float:
@@ -151,10 +160,17 @@ def _point(setting: Setting, collective: str, size: int, name: str, system: Syst
         raise ForerunError(f"an all_gather over {n} ranks needs at least {n} bytes")
     made = local * n if collective == "all_gather" else size
     kind, aware = KINDS[collective], setting.aware
-    ends, run = collective_times(setting.network, system, kind, local, setting.groups, aware, custom)
-    time_ns = int(ends.max())
+    ends, run, wire_ns = timed_collective(setting.network, system, kind, local, setting.groups, aware, custom)
+    unqueued_ns = time_ns = int(ends.max())
+    factor = bus_factor(collective, n)
+    if setting.serial and wire_ns is None and setting.network.n_npus <= _MOST_QUEUED:
+        queued, _, _ = timed_collective(setting.network, system, kind, local, setting.groups, True, custom)
+        time_ns = int(queued.max())
+    elif setting.serial:
+        time_ns = max(time_ns, wire_ns or 0, math.ceil(made * factor / setting.rank_links_gbps))
     algbw = made / time_ns if time_ns else 0.0
     hottest = hottest_links(setting.network, run, time_ns, setting.hottest) if setting.aware else ()
-    busbw = algbw * bus_factor(collective, n)
-    beyond = not aware and busbw > setting.rank_links_gbps
-    return Point(name, made, time_ns, algbw, busbw, hottest=hottest, beyond_links=beyond)
+    busbw = algbw * factor
+    beyond = busbw > setting.rank_links_gbps
+    unqueued = None if aware else unqueued_ns
+    return Point(name, made, time_ns, algbw, busbw, hottest=hottest, unqueued_ns=unqueued, beyond_links=beyond)

@@ -22,6 +22,7 @@ from forerun.astrasim.messages import state as codes
 from forerun.astrasim.messages.state import CALL, PHASE, Collectives
 from forerun.common.arrays import pointers
 from forerun.common.errors import ForerunError
+from forerun.core.program.types import I64
 
 _SUBGROUP_ENDPOINT_NS: int = REFERENCE.subgroup_endpoint_ns
 _POLICY = {"LIFO": 1, "FIFO": -1, "EXPLICIT": 0}
@@ -131,6 +132,10 @@ class CollectiveTables:
     def phases_of(self, call: int) -> list[Phase]:
         _, first, n_phases, _, _ = self._call_rows[call]
         return self._phases[first : first + n_phases]
+
+    def exchanges(self) -> tuple[I64, I64]:
+        """Returns the sizes and distances of the messages of halving-doubling, to which phases point by `steps`."""
+        return np.array(self._sizes, np.int64), np.array(self._distances, np.int64)
 
     def tables(self) -> Collectives:
         """Returns the engine's tables."""

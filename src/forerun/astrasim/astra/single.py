@@ -15,6 +15,7 @@ from forerun.astrasim.astra.reference import REFERENCE
 from forerun.astrasim.astra.run import SlotRun, run_program
 from forerun.astrasim.astra.symmetry import is_symmetric
 from forerun.astrasim.astra.system import System
+from forerun.astrasim.astra.wire import wire_ns
 from forerun.astrasim.chakra.trace import CommType
 from forerun.astrasim.messages.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_NONE
 from forerun.astrasim.messages.slots import COLLECTIVE, RECV, SEND, TIMED, Nodes
@@ -70,6 +71,21 @@ def collective_times(
 
     Raises ForerunError if it can't be simulated, or would take too long.
     """
+    ends, run, _ = timed_collective(network, system, kind, size, groups, aware, algorithm, mirror)
+    return ends, run
+
+
+def timed_collective(
+    network: Network,
+    system: System,
+    kind: CommType,
+    size: int,
+    groups: Sequence[tuple[int, ...]] = (),
+    aware: bool = False,
+    algorithm: Algorithm | None = None,
+    mirror: bool = True,
+) -> tuple[I64, SlotRun, int | None]:
+    """Returns what `collective_times` returns, and the least time of the busiest link (`wire_ns`)."""
     _check_ranks(network)
     algorithms = {} if algorithm is None else {kind: algorithm}
     tables = CollectiveTables(system, [dim.n_npus for dim in network.dims], algorithms=algorithms)
@@ -90,7 +106,7 @@ def collective_times(
     run = run_program(program, tables, fabric_of(network, aware, ranks if mirrored else ()))
     ends = np.zeros(network.n_npus, np.int64)
     ends[sorted(call_of)] = run.result.end_ns
-    return ends, run
+    return ends, run, wire_ns(network, tables, call_of[everyone[0][0]], everyone)
 
 
 def message_times(network: Network, sender: int, receiver: int, size: int, aware: bool = False) -> I64:

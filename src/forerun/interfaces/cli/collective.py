@@ -44,6 +44,7 @@ class Backend(str, Enum):
     """Says whether messages wait for each other."""
 
     auto = "auto"
+    both = "both"
     unaware = "unaware"
     aware = "aware"
 
@@ -175,8 +176,9 @@ def collective(
     backend: Annotated[
         Backend,
         typer.Option(
-            help="unaware: messages never wait for each other; aware: every link is a queue; "
-            "auto: unaware on rings, switches and full connections, aware on every other topology."
+            help="aware: every link is a queue; unaware: messages never wait for each other, as ASTRA-sim reckons; "
+            "auto: on rings, switches and full connections links carry bytes one after the other, elsewhere aware; "
+            "both: auto, with a column of the times without queues."
         ),
     ] = Backend.auto,
     hottest: Annotated[int, typer.Option(min=0, help="How many of the busiest links to list (aware).")] = 5,
@@ -201,7 +203,7 @@ def collective(
         return
     where, system = network.read(), scheduling.system()
     groups = joined.on(where)
-    if backend is Backend.auto:
+    if backend in (Backend.auto, Backend.both):
         setting = fitting_setting(where, system, groups, hottest)
         if setting.aware and where.n_npus > _MANY_NPUS:
             typer.echo(f"queues for {where.n_npus:,} NPUs can take minutes; --backend unaware is quick", err=True)
@@ -212,7 +214,7 @@ def collective(
     if as_json:
         print(to_json(collectives_record(setting, kind, points)))
     else:
-        print_collectives(console(), setting, kind, points)
+        print_collectives(console(), setting, kind, points, both=backend is Backend.both and not setting.aware)
 
 
 def _print_nccl(kind: str, sizes: list[int], cluster: Cluster, n_gpus: int, as_json: bool) -> None:

@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def print_collectives(out: Console, setting: Setting, collective: str, points: Sequence[Point]) -> None:
-    """The setting, a row for each size and algorithm, and the hottest links of the largest size."""
+def print_collectives(
+    out: Console, setting: Setting, collective: str, points: Sequence[Point], both: bool = False
+) -> None:
+    """The setting, a row for each size and algorithm, and the hottest links of the largest size.
+
+    With `both`, a column has the time without queues.
+    """
     print_title(out, f"{collective} of {_ranks(setting)} on {network_words(setting.network)}")
     out.print(_system_words(setting), soft_wrap=True)
     out.print()
-    rows = ((size_words(point.size_bytes), point.algorithm, *_cells(point)) for point in points)
-    headings = ("size", "algorithm", "time", "algbw GB/s", "busbw GB/s")
-    out.print(make_table("rlrrr", headings, rows, gap=2, whole="lr"))
+    rows = ((size_words(point.size_bytes), point.algorithm, *_cells(point, both)) for point in points)
+    headings = ("size", "algorithm", "time", "algbw GB/s", "busbw GB/s", *(["without queues"] if both else []))
+    out.print(make_table("rlrrr" + "r" * both, headings, rows, gap=2, whole="lr"))
     if any(point.beyond_links for point in points):
         out.print(
             f"! above the {_bandwidth(setting.rank_links_gbps)} GB/s that all links of a rank carry together: messages "
@@ -39,11 +44,12 @@ def print_collectives(out: Console, setting: Setting, collective: str, points: S
     _print_links(out, setting, points)
 
 
-def _cells(point: Point) -> tuple[str, str, str]:
+def _cells(point: Point, both: bool) -> tuple[str, ...]:
+    without = "" if point.unqueued_ns is None else seconds(point.unqueued_ns * 1e-9)
     if point.time_ns is None:
-        return "-", "", ""
-    beyond = "!" * point.beyond_links
-    return seconds(point.time_ns * 1e-9), _bandwidth(point.algbw_gbps), _bandwidth(point.busbw_gbps) + beyond
+        return ("-", "", "", "")[: 3 + both]
+    bandwidths = _bandwidth(point.algbw_gbps), _bandwidth(point.busbw_gbps) + "!" * point.beyond_links
+    return (seconds(point.time_ns * 1e-9), *bandwidths, without)[: 3 + both]
 
 
 def print_nccl(out: Console, cluster: Cluster, n_gpus: int, collective: str, points: Sequence[NcclChoice]) -> None:
@@ -78,6 +84,7 @@ def collectives_record(setting: Setting, collective: str, points: Sequence[Point
         "npus": setting.network.n_npus,
         "ranks": setting.n_ranks,
         "congestion_aware": setting.aware,
+        "serialising": setting.serial,
         "rank_links_gbps": setting.rank_links_gbps,
         "points": [{key: value for key, value in asdict(point).items() if value != ""} for point in points],
     }
@@ -121,8 +128,12 @@ def _backend_words(setting: Setting) -> str:
     if setting.aware:
         why = f" (on {names}, routes share links; --backend unaware lets every message pass)"
         return "congestion-aware" + why * setting.fitting
-    why = f" (as ASTRA-sim reckons {names}; --backend aware makes messages wait for each other)"
-    return "congestion-unaware" + why * setting.fitting
+    if setting.serial:
+        return (
+            f"without queues, but on {names} links carry bytes one after the other (--backend unaware: ASTRA-sim's"
+            " reckoning, --backend aware: every link is a queue)"
+        )
+    return "congestion-unaware"
 
 
 def _print_links(out: Console, setting: Setting, points: Sequence[Point]) -> None:
