@@ -126,7 +126,14 @@ def test_a_network_that_is_too_small_is_refused():
         search(LLAMA, H100, 16, 4096, 32, network=small, workers=1)
 
 
-@pytest.mark.parametrize("network", ["switch:8@450/300,switch:2@5/1350", "ring:16@20/500", "torus2d:4x4@20/500"])
+@pytest.mark.parametrize(
+    "network",
+    [
+        "switch:8@450/300,switch:2@5/1350",
+        pytest.param("ring:16@20/500", marks=pytest.mark.long),
+        pytest.param("torus2d:4x4@20/500", marks=pytest.mark.long),
+    ],
+)
 def test_a_search_finds_what_trying_everything_finds(network):
     tiny = replace(load_model("gpt2-small"), n_layers=4, vocab=1024, name="tiny")
     fixed = {"cp": 1, "activation_checkpointing": ["none", "full"], "tp": [1, 2, 4, 8, 16], "micro_batch": [1, 4]}

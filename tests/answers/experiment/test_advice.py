@@ -113,7 +113,7 @@ def holds_of(request):
     assert [each.text for each in advice] == [each.text for each in advise(request, plans=6)]
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(requests())
 def test_every_advice_brings_what_it_says(request):
     holds_of(request)

@@ -53,9 +53,9 @@ def held_to_simulations(model, table, stack, rows, network=None, cluster=CLUSTER
     ("name", "n_gpus", "seq_len", "batch", "stack", "extent"),
     [
         ("llama-3.1-8b", 32, 8192, 128, "torchtitan", "default"),
-        ("llama-3.1-8b", 64, 8192, 96, "torchtitan", "whole"),
+        pytest.param("llama-3.1-8b", 64, 8192, 96, "torchtitan", "whole", marks=pytest.mark.long),
         ("llama-3.1-8b", 48, 4096, 96, "megatron-core", "whole"),
-        ("mixtral-8x7b", 32, 4096, 64, "megatron-core", "whole"),
+        pytest.param("mixtral-8x7b", 32, 4096, 64, "megatron-core", "whole", marks=pytest.mark.long),
         ("deepseek-v2-lite", 16, 4096, 64, "torchtitan", "whole"),
         ("gpt2-xl", 16, 1024, 64, "deepspeed", "whole"),
         ("llama-3.1-8b", 16, 4096, 64, "composer", "default"),
@@ -64,7 +64,7 @@ def held_to_simulations(model, table, stack, rows, network=None, cluster=CLUSTER
         ("llama-3.2-1b", 16, 4096, 64, "simple-fsdp", "default"),
         ("gpt2-small", 8, 1024, 64, "nvidia-bert", "default"),
         ("nemotron-h-8b", 16, 4096, 64, "torchtitan", "whole"),
-        ("gpt-oss-20b", 32, 4096, 64, "megatron-core", "whole"),
+        pytest.param("gpt-oss-20b", 32, 4096, 64, "megatron-core", "whole", marks=pytest.mark.long),
     ],
 )
 def test_bounds_of_a_space_never_exceed_what_is_predicted(name, n_gpus, seq_len, batch, stack, extent):
@@ -141,9 +141,9 @@ def random_plan(draw: random.Random, model, stack: str) -> Plan:
 def test_bounds_of_any_plan_never_exceed_what_is_predicted(name, stack):
     model = replace(load_model(name), n_layers=FEW_LAYERS)
     draw = random.Random(len(stack))
-    plans = [random_plan(draw, model, stack) for _ in range(50)]
+    plans = [random_plan(draw, model, stack) for _ in range(25)]
     table = SpaceTable.of_plans(plans, CLUSTER.node_size)
-    assert len(held_to_simulations(model, table, stack, range(len(plans)))) > 20
+    assert len(held_to_simulations(model, table, stack, range(len(plans)))) > 8
 
 
 @pytest.mark.parametrize("stack", ["torchtitan", "megatron-core"])

@@ -81,7 +81,14 @@ def test_no_order_is_lost_by_looking_inside_nodes_only(seed):
     assert len(found) + same == len(all_orders())
 
 
-@pytest.mark.parametrize(("model", "stack"), [(TINY, "torchtitan"), (TINY, "megatron-core"), (MIXTURE, "torchtitan")])
+@pytest.mark.parametrize(
+    ("model", "stack"),
+    [
+        (TINY, "torchtitan"),
+        (TINY, "megatron-core"),
+        pytest.param(MIXTURE, "torchtitan", marks=pytest.mark.long, id="experts"),
+    ],
+)
 def test_bounds_change_no_place_of_the_whole_space(model, stack):
     fixed = {**FEW, "stack": stack, "cp": 1, "ep": [1, 2], "tp": 2, "sequence_parallel": True, **ONE_SCHEDULE}
     fixed["cuda_graphs"] = (

@@ -141,6 +141,41 @@ def test_a_plain_list_of_arguments(tmp_path):
     assert plan_of(read(tmp_path, listed, "args.yaml"), 4) == plan_of(read(tmp_path, text, "args.txt"), 4)
 
 
+SIZES = """--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --seq-length 4096
+--max-position-embeddings 4096 --vocab-size 32000 --micro-batch-size 1 --global-batch-size 64 --bf16
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        ("", {"activation_checkpointing": "none", "cuda_graphs": False, "offload": "none", "optimizer": "adamw"}),
+        ("--recompute-granularity full", {"activation_checkpointing": "full", "checkpoint_every": 1}),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
+            {"activation_checkpointing": "full", "checkpoint_every": 1},
+        ),
+        (  # 4 of the 16 layers of a stage
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 4 "
+            "--pipeline-model-parallel-size 2",
+            {"activation_checkpointing": "full", "checkpoint_every": 4, "pp": 2},
+        ),
+        ("--recompute-activations", {"activation_checkpointing": "selective"}),
+        ("--cpu-offloading-num-layers 8", {"activation_offload": 0.25}),
+        ("--cpu-offloading-num-layers 64", {"activation_offload": 1.0}),
+        ("--optimizer-cpu-offload", {"offload": "optimizer"}),
+        ("--offload-optimizer-states", {"offload": "optimizer"}),
+        ("--enable-cuda-graph", {"cuda_graphs": True}),
+        ("--weight-decay 0.0", {"optimizer": "adam"}),
+        ("--optimizer sgd", {"optimizer": "sgd"}),
+        ("--transformer-impl local", {"stack": "megatron-lm"}),
+    ],
+)
+def test_an_argument_sets_its_fields(arguments, fields, tmp_path):
+    plan = plan_of(read(tmp_path, SIZES + arguments + "\n", "args.txt"), 8)
+    assert {name: getattr(plan, name) for name in fields} == fields
+
+
 def test_what_launch_writes_is_read_back(tmp_path):
     """Each field that the script holds comes back as it was, and so do the sizes of the model."""
     compared = 0

@@ -91,6 +91,19 @@ def test_a_configuration_in_the_shape_of_torchtitans_own(tmp_path):
     assert recipe.unused == ("training.unheard_of",)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "own", "virtual"),
+    [
+        *(("1F1B", "1F1B", 1), ("GPipe", "GPipe", 1), ("Interleaved1F1B", "Interleaved1F1B", 2)),
+        ("ZBVZeroBubble", "ZBV", 2),
+    ],
+)
+def test_schedules_of_several_stages_a_rank_have_two(schedule, own, virtual, tmp_path):
+    text = LLAMA.replace('"Interleaved1F1B"', f'"{schedule}"\npipeline_parallel_degree = 2')
+    plan = plan_of(read(tmp_path, text), 16)
+    assert (plan.pp, plan.pp_schedule, plan.virtual_stages) == (2, own, virtual)
+
+
 def test_names_of_older_releases(tmp_path):
     plan = plan_of(read(tmp_path, OF_BEFORE))
     assert (plan.micro_batch, plan.n_microbatches) == (1, 8), "a pipeline cuts the local batch into single sequences"
