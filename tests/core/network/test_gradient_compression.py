@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from forerun.common.errors import ForerunError
 from forerun.core.cost.gradient_exchange import wires_of
 from forerun.core.network.gradient_compression import Int8, PowerSgd, TopK
+from forerun.core.network.gradient_sums import OneBit, Summed8
 from forerun.core.network.on_topology import load_network
 from forerun.core.network.patterns import TimedBy, Wires
 from forerun.core.network.patterns_collectives import AllGather, Nccl, RingAllReduce
@@ -142,3 +143,29 @@ def test_more_bytes_and_more_ranks_never_help(pattern):
 def test_plans_that_reduce_no_whole_gradients_are_refused(fields, message):
     with pytest.raises(ForerunError, match=message):
         Int8(4).check(Plan(128, **fields))
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_sums_of_8_bits_all_reduce_a_byte_an_element(kind):
+    size = 4 * 10**7
+    assert seconds(Summed8(kind, 4), size) == pytest.approx(seconds(Nccl(), size / 4) + seconds(Nccl(), 4))
+    assert Summed8(kind, 4).wire_share(32) == 0.25
+    assert Summed8(kind, 4).residual_share(32) == 0.0
+
+
+def test_signs_are_a_bit_an_element_and_keep_the_errors_of_both_ends():
+    node = CommGroup("dp", 8, 1, 8)
+    alike = 2 * seconds(AllGather(), 32 * 10**8 / 32 / 8, group=node)
+    assert seconds(OneBit(4), 32 * 10**8, group=node) == pytest.approx(alike, rel=0.4)
+    few, many = (seconds(OneBit(4), size) for size in (4 * 10**9, 8 * 10**9))
+    assert many == pytest.approx(2 * few, rel=0.1)
+    assert OneBit(4).wire_share(32) == 1 / 32
+    assert OneBit(4).residual_share(32) == 1 + 1 / 32
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_what_is_gathered_grows_with_the_ranks(ranks):
+    """An all-gather sends n - 1 parts of a rank where an all-reduce sends 2 (n - 1) / n."""
+    assert Int8(4).wire_share(ranks) == pytest.approx((ranks - 1) / (2 * (ranks - 1) / ranks) / 4)
+    assert TopK(4, 0.01).wire_share(ranks) == pytest.approx(ranks / 2 * 0.02)
+    assert TopK(4, 0.01).residual_share(ranks) == 1.0

@@ -8,6 +8,7 @@ from math import ceil
 from typing import Any
 
 from forerun.answers.analysis.around_step import around_plan
+from forerun.answers.analysis.compression import of_text, under_compression
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
@@ -45,9 +46,12 @@ class PlannedStep:
         batch: int | None,
         mode: CheckpointMode,
         storage: Storage | None,
+        compression: str | None = None,
     ) -> PlannedStep:
         """Returns the step of a plan with the cost of its checkpoints. Raises ForerunError where it can't run."""
         setup = Setup(load_model(model), complete_plan(fields, gpus, batch), cluster)
+        if compression is not None and (how := of_text(compression)) is not None:
+            setup = under_compression(setup, how)
         loop = TrainingLoop(checkpoint=_RARELY, checkpoint_mode=mode)
         return PlannedStep(setup, around_plan(simulate_setup(setup), setup, loop, storage).prediction)
 

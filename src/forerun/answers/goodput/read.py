@@ -160,9 +160,8 @@ class _Reader:
         if phase is not None and phase.global_batch is not None:
             batch = phase.global_batch
         storage = None if entry.checkpoint.storage is None else Storage.of_text(entry.checkpoint.storage)
-        found = PlannedStep.of(
-            entry.plan.model, fields, self.cluster, entry.gpus, batch, entry.checkpoint.mode, storage
-        )
+        how = (entry.checkpoint.mode, storage, entry.plan.compress_gradients)
+        found = PlannedStep.of(entry.plan.model, fields, self.cluster, entry.gpus, batch, *how)
         if not found.prediction.fits:
             self.notes.append(f"The plan needs {found.prediction.peak_reserved_gib:.1f} GiB and doesn't fit in memory.")
         return _Known(found.prediction.step_time_s, found.tokens, found)

@@ -2,8 +2,8 @@
 
 Kernels compress a bucket, collectives exchange what is left, kernels restore it. Kernels are memory-bound: a method
 says how many bytes they move for each byte of gradients. They count as part of the exchange; what they take from
-kernels that run beside it is what any collective takes. Launches of the host, the memory of errors that are fed back,
-and what compression does to convergence are left out.
+kernels that run beside it is what any collective takes. Launches of the host are left out, and what
+compression does to convergence.
 """
 
 from __future__ import annotations
@@ -47,6 +47,14 @@ class GradientCompression(CommunicationPattern):
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """Returns the time to compress, exchange and restore."""
 
+    @abstractmethod
+    def wire_share(self, ranks: int) -> float:
+        """Returns the bytes that a rank sends over those of an all-reduce of all gradients (2 for each of theirs)."""
+
+    @abstractmethod
+    def residual_share(self, ranks: int) -> float:
+        """Returns the bytes that a rank keeps from step to step over those of its gradients."""
+
 
 @dataclass(frozen=True)
 class PowerSgd(GradientCompression):
@@ -87,6 +95,14 @@ class PowerSgd(GradientCompression):
     def share(self) -> float:
         """Returns the bytes on the wire over those of the gradients."""
         return self.plain + self.first + self.second
+
+    def wire_share(self, ranks: int) -> float:
+        """Returns the same share for any number of ranks."""
+        return self.share
+
+    def residual_share(self, ranks: int) -> float:
+        """Returns the errors of what is compressed, and Q, from which the next step starts (warm_start)."""
+        return 1 - self.plain + self.second
 
     @property
     def as_nccl(self) -> bool:
@@ -136,6 +152,14 @@ class Int8(_Gathered):
         """The name in reports."""
         return "int8 gathered"
 
+    def wire_share(self, ranks: int) -> float:
+        """Returns n - 1 narrow parts over the two that an all-reduce sends of each gradient."""
+        return ranks / 2 / self.element_bytes
+
+    def residual_share(self, ranks: int) -> float:
+        """Returns 0: no error is kept."""
+        return 0.0
+
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """Range (1 pass), scales gathered, quantized (1, and the bytes written), gathered; of each rank restored to the
         full width and added to the sum (4)."""
@@ -157,6 +181,14 @@ class TopK(_Gathered):
     def name(self) -> str:
         """The name with the share that is sent."""
         return f"top {self.density:.3g} of gradients gathered"
+
+    def wire_share(self, ranks: int) -> float:
+        """Returns n - 1 parts of values and places over the two that an all-reduce sends of each gradient."""
+        return ranks / 2 * self.density * (1 + _INDEX_BYTES / self.element_bytes)
+
+    def residual_share(self, ranks: int) -> float:
+        """Returns 1: what is not sent is kept."""
+        return 1.0
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """What is left of earlier steps is added (3 passes) and magnitudes taken (2); torch.topk finds the threshold by

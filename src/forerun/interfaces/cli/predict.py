@@ -13,6 +13,7 @@ import typer
 from forerun.answers.analysis.allocation import Allocation, allocation
 from forerun.answers.analysis.around_step import around_plan
 from forerun.answers.analysis.communication import collective_times
+from forerun.answers.analysis.compression import CompressionEffect, effect_of, of_text, under_compression
 from forerun.answers.analysis.post_training import PostTrainingStep, post_training_step
 from forerun.answers.analysis.predict_program import read_program
 from forerun.answers.analysis.reading import Simulation
@@ -42,6 +43,7 @@ from forerun.interfaces.cli.post_training_options import PostTrainingOptions
 from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, refuse, simulate_file
 from forerun.interfaces.cli.report_option import Report, check_report, typed
 from forerun.interfaces.report.allocation import allocation_record, print_allocation
+from forerun.interfaces.report.compression import compression_record, print_compression
 from forerun.interfaces.report.console import print_prediction
 from forerun.interfaces.report.documents import prediction_document
 from forerun.interfaces.report.memory_viz import write_snapshot
@@ -87,6 +89,13 @@ class Subject:
     )
     global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options override it.")] = None
+    compress_gradients: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="Send gradients smaller: fp16, bf16, int8, int8_sum, fp8_sum, onebit, powersgd[:RANK], topk[:SHARE].",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +163,7 @@ def predict(
     where = under.cluster(cluster)
     gains: Callable[[], tuple[WhatIf, ...]]
     step: PostTrainingStep | None = None
+    effect: CompressionEffect | None = None
     if program is not None:
         rates_of = str(fields.pop("stack", ""))
         of_plan: dict[str, object] = {
@@ -161,6 +171,7 @@ def predict(
             "plan_file": subject.plan_file,
             "seq_len": subject.seq_len,
             "global_batch": subject.global_batch,
+            "compress_gradients": subject.compress_gradients,
         }
         of_plan |= {"launch": launch.launch, "recipe": subject.recipe, **given(post)}
         refuse({name: True for name, value in of_plan.items() if value is not None}, _HAS_ITS_PLAN)
@@ -185,6 +196,9 @@ def predict(
         launch.write(plan, spec, where)
         stack = None if settings is None else replace(load_stack(plan.stack), allocator=shown.own_settings)
         setup = Setup(spec, plan, where, under.topology(where), under.measured(), changed_stack=stack, replays=True)
+        if subject.compress_gradients is not None and (how := of_text(subject.compress_gradients)) is not None:
+            effect = effect_of(setup, how)
+            setup = under_compression(setup, how)
         around = loop.loop(TrainingLoop())
         simulation = around_plan(simulate_setup(setup), setup, around, loop.where())
         if stages is not None:
@@ -197,7 +211,7 @@ def predict(
     found = None
     if settings is not None:
         found = allocation(simulation.program, under.cluster(cluster), simulation.subject.stack, settings)
-    _show(simulation, found, step, shown)
+    _show(simulation, found, step, effect, shown)
     if shown.must_fit and not simulation.prediction.memory_recorded:
         raise ForerunError(f"--must-fit: {program}: the profile does not record memory (profile_memory=True does)")
     if shown.must_fit and not (simulation.prediction.fits and (step is None or step.fits)):
@@ -230,18 +244,27 @@ def _gains_of_program(program: Path, where: Cluster, simulation: Simulation, und
 _HAS_ITS_PLAN = "a saved program has its own plan; leave it out"
 
 
-def _show(simulation: Simulation, found: Allocation | None, step: PostTrainingStep | None, shown: Written) -> None:
-    """Print the prediction, and where the user asks for them what the allocator does and the stages around it."""
+def _show(
+    simulation: Simulation,
+    found: Allocation | None,
+    step: PostTrainingStep | None,
+    effect: CompressionEffect | None,
+    shown: Written,
+) -> None:
+    """Print the prediction, and where the user asks for them the allocator, stages around it, compressed gradients."""
     if shown.as_json:
         of_allocator = {} if found is None else {"allocator": allocation_record(found)}
         of_stages = {} if step is None else {"post_training": post_training_record(step)}
-        print(to_json(prediction_record(simulation.prediction) | of_allocator | of_stages))
+        of_gradients = {} if effect is None else {"gradient_compression": compression_record(effect)}
+        print(to_json(prediction_record(simulation.prediction) | of_allocator | of_stages | of_gradients))
         return
     print_prediction(console(), simulation.prediction, simulation.model_flops_per_token, explain=shown.explain)
     if step is not None:
         print_post_training(console(), step)
     if found is not None:
         print_allocation(console(), found)
+    if effect is not None:
+        print_compression(console(), effect)
 
 
 def _write(simulation: Simulation, shown: Written) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.answers.analysis.compression import compressed, read_compression
 from forerun.answers.analysis.kinds import check_kinds
 from forerun.answers.analysis.setup import RankKind, Setup
-from forerun.answers.experiment.description.compression import compressed, read_compression
 from forerun.answers.experiment.description.config import (
     hardware_config,
     model_config,
