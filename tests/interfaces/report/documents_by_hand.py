@@ -7,6 +7,7 @@ from functools import lru_cache
 import results_by_hand as by_hand
 
 from forerun.answers.analysis.bottlenecks import bottlenecks
+from forerun.answers.analysis.communication import CollectiveTime, collectives_of
 from forerun.answers.analysis.critical_path import critical_path
 from forerun.answers.analysis.what_if import WhatIf, sensitivities
 from forerun.answers.experiment.advice.advise import advise
@@ -16,7 +17,7 @@ from forerun.answers.search.search import search
 from forerun.answers.search.sweep import Sweep, sweep
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
-from forerun.interfaces.report.documents import prediction_document
+from forerun.interfaces.report.documents import InDetail, prediction_document
 from forerun.interfaces.report.documents_of_runs import run_document
 from forerun.interfaces.report.documents_of_searches import search_document
 from forerun.interfaces.report.documents_of_studies import comparison_document, scaling_document, straggler_document
@@ -46,7 +47,11 @@ def gains() -> tuple[WhatIf, ...]:
 def answers() -> Answers:
     simulation = by_hand.simulated()
     advice = advise(by_hand.request(), simulation, most=3, plans=0)
-    return Answers(bottlenecks(simulation), critical_path(simulation), gains(), advice)
+    return Answers(bottlenecks(simulation), critical_path(simulation), gains(), advice, collectives())
+
+
+def collectives() -> tuple[CollectiveTime, ...]:
+    return collectives_of(by_hand.request().setup, by_hand.simulated())
 
 
 @lru_cache(maxsize=1)
@@ -83,8 +88,8 @@ def documents(name: str) -> dict[str, Document]:
         scaling_document(by_hand.scaling_study(name, strong=False)),
         comparison_document(by_hand.comparison(name), name),
         straggler_document(by_hand.straggler_study(name), name),
-        search_document(found(), 10, (simulation, gains()), name, name),
+        search_document(found(), 10, InDetail(simulation, gains(), collectives()), name, name),
         search_document(found(), 10, None, name, ""),
-        sweep_document(found_range(), (simulation, gains()), name, name),
+        sweep_document(found_range(), InDetail(simulation, gains(), collectives()), name, name),
     )
     return dict(zip(KINDS, made, strict=True))

@@ -202,3 +202,11 @@ def test_a_page_is_light_and_its_tables_say_what_heads_a_column(nasty: dict[str,
     assert all(attributes.get("scope") == "col" for attributes in heads)
     plots = [attributes for _, attributes in nasty[kind].found if attributes.get("class") == "plot"]
     assert all(attributes["role"] and attributes["aria-label"] for attributes in plots)
+
+
+@pytest.mark.parametrize("kind", ["run", "search", "range"])
+def test_pages_split_the_time_of_collectives_into_parts(kind: str) -> None:
+    parts = documents("x")[kind].parts
+    (table,) = (each for each in parts if isinstance(each, Table) and "protocol" in each.columns)
+    assert table.columns[2:8] == ("in all", "wire", "latency", "protocol", "sharing", "waiting")
+    assert any("all-reduce" in row[0] for row in table.rows)

@@ -19,6 +19,7 @@ import numpy as np
 from forerun.answers.analysis.bottlenecks import op_name
 from forerun.answers.analysis.breakdown import ready_ps
 from forerun.answers.analysis.reading import Simulation
+from forerun.answers.analysis.setup import Setup
 from forerun.common.units import PS_PER_S
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.nccl import algorithms, chosen, outer_link
@@ -47,6 +48,17 @@ class CollectiveTime:
     def total_s(self) -> float:
         """Returns the sum of the parts: from when the collectives could start to their ends, hidden or not."""
         return self.waiting_s + self.wire_s + self.latency_s + self.protocol_s + self.sharing_s
+
+
+def collectives_of(setup: Setup, simulation: Simulation) -> tuple[CollectiveTime, ...]:
+    """Returns `collective_times` of a simulated setup.
+
+    Nothing where collectives don't take what NCCL needs on sound links: on a topology, under another communication
+    pattern, or on slow links.
+    """
+    if setup.network is not None or setup.pattern is not None or setup.slow_links != 1.0:
+        return ()
+    return collective_times(simulation, setup.cluster)
 
 
 def collective_times(simulation: Simulation, cluster: Cluster) -> tuple[CollectiveTime, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.answers.analysis.bottlenecks import Bottlenecks, bottlenecks
+from forerun.answers.analysis.communication import CollectiveTime, collectives_of
 from forerun.answers.analysis.critical_path import CriticalPath, critical_path
 from forerun.answers.analysis.what_if import WhatIf, sensitivities
 from forerun.answers.experiment.advice.advise import Advice, advise
@@ -21,6 +22,8 @@ class Answers:
     """the largest gain first"""
     advice: tuple[Advice, ...]
     """each simulated; the largest gain first"""
+    collectives: tuple[CollectiveTime, ...]
+    """what their times are made of; empty where NCCL on sound links does not set them"""
 
 
 def answers_of(result: RunResult) -> Answers:
@@ -35,4 +38,5 @@ def answers_of(result: RunResult) -> Answers:
         critical_path(simulation),
         sensitivities(request.setup, simulation),
         advise(request, simulation),
+        collectives_of(request.setup, simulation),
     )

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from forerun.answers.analysis.communication import collectives_of
 from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
-from forerun.answers.analysis.what_if import WhatIf, sensitivities
+from forerun.answers.analysis.what_if import sensitivities
 from forerun.answers.search.heat import DATA_PARALLEL, HeatMap, heat_map, telling_maps
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.search import search
@@ -33,7 +33,7 @@ from forerun.interfaces.cli.anchor_option import SuggestAnchor
 from forerun.interfaces.cli.launch_option import LaunchOptions
 from forerun.interfaces.cli.plan_options import plan_asked_about
 from forerun.interfaces.cli.report_option import Report, check_report
-from forerun.interfaces.report.documents import MAPS
+from forerun.interfaces.report.documents import MAPS, InDetail
 from forerun.interfaces.report.documents_of_searches import search_document
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.page import write_page
@@ -259,7 +259,7 @@ def _axes(text: str) -> tuple[str, str]:
     return axes[0], axes[1]
 
 
-def _whole(question: Question, best: Prediction | None) -> tuple[Simulation, tuple[WhatIf, ...]] | None:
+def _whole(question: Question, best: Prediction | None) -> InDetail | None:
     """Simulate the best plan with every node, and what a better machine would gain; None if nothing fits."""
     if best is None:
         return None
@@ -267,7 +267,7 @@ def _whole(question: Question, best: Prediction | None) -> tuple[Simulation, tup
     where = limited(question.where, options["memory_limit_gib"])
     setup = Setup(question.model, best.own_plan(), where, options["network"], options["measured"], replays=True)
     simulation = simulate_setup(setup)
-    return simulation, sensitivities(setup, simulation)
+    return InDetail(simulation, sensitivities(setup, simulation), collectives_of(setup, simulation))
 
 
 def _again(question: Question, best: Prediction | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forerun.answers.analysis.bottlenecks import bottlenecks
@@ -36,6 +37,15 @@ _REASONS = 8
 """rules and near misses that the page of a search lists"""
 
 
+@dataclass(frozen=True)
+class InDetail:
+    """The best plan of a search, simulated whole."""
+
+    simulation: Simulation
+    sensitivities: Sequence[WhatIf]
+    collectives: Sequence[CollectiveTime]
+
+
 def prediction_document(
     simulation: Simulation,
     sensitivities: Sequence[WhatIf],
@@ -64,15 +74,16 @@ def prediction_document(
     )
 
 
-def best_sections(found: tuple[Simulation, Sequence[WhatIf]] | None, command: str, again: str) -> list[Part]:
+def best_sections(found: InDetail | None, command: str, again: str) -> list[Part]:
     """Returns the sections on the best plan and the commands that reproduce it; `found` is None if nothing fits."""
     if found is None:
         return reproduce_section(command, {}, "")
-    best, sensitivities = found
+    best = found.simulation
     return [
         *bottleneck_sections(bottlenecks(best)),
         *time_sections(best, critical_path(best)),
-        *sensitivity_sections(sensitivities),
+        *communication_section(found.collectives),
+        *sensitivity_sections(found.sensitivities),
         *network_section(best.prediction),
         *memory_sections(best),
         *_plan(best.prediction, command, again),

@@ -13,6 +13,7 @@ from forerun.interfaces.report.page import Document, Figures, Heading, Part, Tab
 from forerun.interfaces.report.page_sections import (
     bill_section,
     bottleneck_sections,
+    communication_section,
     dollars,
     explain_section,
     memory_sections,
@@ -39,7 +40,9 @@ def run_document(result: RunResult, answers: Answers | None, command: str = "") 
     `command` repeats the run.
     """
     request, prediction, simulation = result.request, result.prediction, result.simulation
-    further = [] if answers is None else sensitivity_sections(answers.sensitivities)
+    further: list[Part] = []
+    if answers is not None:
+        further = [*communication_section(answers.collectives), *sensitivity_sections(answers.sensitivities)]
     subtitle = f"{prediction.model} on {prediction.n_gpus:,} x {prediction.cluster}, {plan_line(prediction)}"
     return Document(
         f"{request.name}: a run of {request.num_iterations:,} iterations",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from forerun.answers.search.heat import HeatMap, telling_maps
-from forerun.interfaces.report.documents import best_sections
+from forerun.interfaces.report.documents import InDetail, best_sections
 from forerun.interfaces.report.figures import percent, rate, seconds
 from forerun.interfaces.report.heat_cells import heat_title, heat_words
 from forerun.interfaces.report.histogram import runtime_histogram
@@ -19,8 +19,6 @@ from forerun.interfaces.report.plots_of_searches import heat_plot, plans_plot, r
 from forerun.interfaces.report.wording import RENAMED, SAME, mark, notes_on, plan_words
 
 if TYPE_CHECKING:
-    from forerun.answers.analysis.reading import Simulation
-    from forerun.answers.analysis.what_if import WhatIf
     from forerun.answers.search.front import Front
     from forerun.answers.search.result import SearchResult
 
@@ -33,17 +31,17 @@ _REASONS = 8
 def search_document(
     result: SearchResult,
     top: int,
-    found: tuple[Simulation, Sequence[WhatIf]] | None,
+    found: InDetail | None,
     command: str,
     again: str,
     maps: Sequence[HeatMap] | None = None,
 ) -> Document:
-    """Returns the page of a search. `found` is the simulated best plan and its sensitivities, None if nothing fits.
+    """Returns the page of a search. `found` is the best plan in detail, None if nothing fits.
 
     `command` repeats the search, `again` predicts its best plan. `maps` are the heat maps to show; those that say most
     unless given.
     """
-    best = found[0] if found else None
+    best = found.simulation if found else None
     question = (
         f"sequences of {result.seq_len:,} tokens, global batch {result.global_batch:,}, best by {result.objective}"
     )

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from forerun.answers.search.sweep import Sweep, SweepPoint, tokens_per_s
-from forerun.interfaces.report.documents import best_sections
+from forerun.interfaces.report.documents import InDetail, best_sections
 from forerun.interfaces.report.figures import percent, rate, seconds
 from forerun.interfaces.report.page import Document, Heading, Part, Table, Text
 from forerun.interfaces.report.page_sections import dollars, figures, warnings
 from forerun.interfaces.report.plots_of_searches import figures_of, sweep_plot
 from forerun.interfaces.report.wording import plan_words
 
-if TYPE_CHECKING:
-    from forerun.answers.analysis.reading import Simulation
-    from forerun.answers.analysis.what_if import WhatIf
 
-
-def sweep_document(
-    sweep: Sweep, found: tuple[Simulation, Sequence[WhatIf]] | None, command: str, again: str
-) -> Document:
-    """Returns the page of a sweep. `found` is the simulated best plan and its sensitivities, None if nothing fits.
+def sweep_document(sweep: Sweep, found: InDetail | None, command: str, again: str) -> Document:
+    """Returns the page of a sweep. `found` is the best plan in detail, None if nothing fits.
 
     `command` repeats the sweep, `again` predicts its best plan.
     """
@@ -29,7 +20,7 @@ def sweep_document(
     if found is None:
         parts.append(Text("Nothing fits in memory anywhere.", "warning"))
     else:
-        parts += [figures(found[0].prediction), *warnings(found[0].prediction)]
+        parts += [figures(found.simulation.prediction), *warnings(found.simulation.prediction)]
     parts += [Heading("The best plan of each search"), _points(sweep)]
     if found is not None:
         parts += [
