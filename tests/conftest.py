@@ -10,8 +10,9 @@ from hypothesis import Phase, settings
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-# The first call of a compiled function takes seconds, so no example has a deadline.
-settings.register_profile("forerun", deadline=None)
+# The first call of a compiled function takes seconds, so no example has a deadline. Every run draws other examples, so
+# that few of them are enough in each.
+settings.register_profile("forerun", deadline=None, max_examples=50)
 # What benchmarks/mutants uses: it wants to know soon whether a test fails, and not on which smallest example.
 settings.register_profile("first-failure", deadline=None, max_examples=30, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("forerun")

@@ -221,7 +221,7 @@ requests = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(requests, st.integers(0, 1_000))
 def test_the_parts_of_any_run_sum_to_its_time(run, seed):
     outcome = walk(run, seed)

@@ -115,7 +115,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=400)
+@settings(max_examples=100)
 @given(
     base=st.sampled_from([CASE, P2P]),
     changes=st.dictionaries(
@@ -130,7 +130,7 @@ def test_any_case_gives_a_result_or_an_error(base, changes, left_out):
     json.dumps(record, allow_nan=False)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     text=st.text(max_size=40) | st.just(json.dumps(CASE)).flatmap(lambda t: st.integers(0, len(t)).map(lambda k: t[:k]))
 )

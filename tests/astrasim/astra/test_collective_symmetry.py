@@ -25,7 +25,7 @@ def times_or_error(*arguments, **options):
         return str(error)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     network=networks,
     algorithm=st.sampled_from(["ring", "direct", "direct2", "halvingDoubling", "oneRing", "oneDirect"]),

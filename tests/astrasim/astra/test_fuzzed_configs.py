@@ -71,14 +71,14 @@ def attempt(traces, system, network, aware):
 TRACES = [trace([comp(10**6, 10**4), collective(CommType.ALL_REDUCE, 10**5), collective(CommType.ALL_TO_ALL, 10**4)])]
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(system=SYSTEMS, aware=st.booleans())
 def test_system_files(system, aware):
     result = attempt(TRACES, {**FINE_SYSTEM, **system}, FINE_NETWORK, aware)
     assert result is None or result.wall_ns >= 0
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(network=NETWORKS, aware=st.booleans())
 def test_network_files(network, aware):
     result = attempt(TRACES, FINE_SYSTEM, network, aware)

@@ -330,7 +330,7 @@ def nonsense(draw):
     return streams(one, *draw(st.lists(st.integers(-1, 20), min_size=n, max_size=n))) if draw(st.booleans()) else one
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(nonsense(), min_size=2, max_size=2), st.booleans())
 def test_any_traces_give_figures_or_an_error(traces, equal):
     traces = traces[:1] * 2 if equal else traces

@@ -233,7 +233,7 @@ def survives(path):
 
 
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x00", b"\x1f\x8b\x08\x00", b"\x28\xb5\x2f\xfd"]))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_random_bytes_give_an_error_or_a_trace(tmp_path_factory, content, head):
     path = tmp_path_factory.getbasetemp() / "random.et"
     path.write_bytes(head + content)
@@ -241,7 +241,7 @@ def test_random_bytes_give_an_error_or_a_trace(tmp_path_factory, content, head):
 
 
 @given(st.data(), st.sampled_from(["et", "et.gz", "et.zst"]))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_mutated_traces_give_an_error_or_a_trace(tmp_path_factory, data, suffix):
     path = tmp_path_factory.getbasetemp() / f"mutated.{suffix}"
     made = comp(1)

@@ -179,7 +179,7 @@ def test_a_damaged_file_ends_the_check(tmp_path):
 
 
 @given(st.data())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_mutated_traces_are_checked_or_refused(tmp_path_factory, data):
     prefix = write_run(tmp_path_factory.getbasetemp(), [comp(1), collective(2, "a", data=[1]), send(3, 0, ctrl=[1, 2])])
     path = prefix.with_name("w.0.et")

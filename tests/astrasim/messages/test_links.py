@@ -78,7 +78,7 @@ def columns(messages):
     return [list(column) for column in zip(*messages, strict=True)]
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(patterns(), st.booleans())
 def test_it_is_the_model_written_out_event_by_event(pattern, gib):
     topology, messages = pattern

@@ -177,7 +177,7 @@ wild = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(wild | json_values, max_size=3), st.sampled_from(["links", "flows"]))
 def test_any_cases_give_arrivals_or_errors(contents, model):
     cases = [Case(str(number), content) for number, content in enumerate(contents)]

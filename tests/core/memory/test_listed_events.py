@@ -50,7 +50,7 @@ def programs(draw: st.DrawFn, unit: int) -> Program:
     return Program(OPS.build(), tuple(blocks), (RankClass("all", 1, *columns, resident),), (), (), ())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(programs(unit=1))
 def test_the_compiled_list_is_the_plain_one(program: Program) -> None:
     listed = step_events(program, 0)
@@ -74,7 +74,7 @@ def one_by_one(events: StepEvents, rules: AllocatorSettings, available: int, ste
     return done
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     programs(unit=3 * MIB),
     st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:21", "roundup_power2_divisions:4"]),

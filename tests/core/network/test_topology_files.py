@@ -197,7 +197,7 @@ def values(each):
     return each | st.lists(each, max_size=3)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     st.fixed_dictionaries(
         {},
@@ -223,7 +223,7 @@ def test_any_file_is_a_network_or_an_error(tmp_path_factory, data):
     result_or_error(lambda: read_network(path))
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.text("ring:,@/x=48 GBps.e-", max_size=30) | st.text(max_size=20))
 def test_any_text_is_a_network_or_an_error(text):
     result_or_error(lambda: parse_topology(text, [50], [500]))

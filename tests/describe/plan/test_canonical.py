@@ -99,7 +99,7 @@ def runs(model, plan):
     return refuse(model, plan, H100) is None
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(PLANS, st.booleans())
 def test_equal_forms_are_equal_programs(plan, with_experts):
     model = EXPERTS if with_experts else DENSE

@@ -45,7 +45,7 @@ def row(column: object, number: int) -> object:
 
 
 @given(plans=st.lists(PLANS, min_size=1, max_size=6), stack=st.sampled_from(stack_names()))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_table_answers_as_its_plans_do(plans, stack):
     table, stack = PlanTable.of(plans), load_stack(stack)
     asked = {name: lambda plan, name=name: getattr(plan, name) for name in PROPERTIES}

@@ -261,3 +261,38 @@ def test_branches_and_arithmetic():
         "--n",
         "7",
     ]
+
+
+@pytest.mark.parametrize(
+    ("test", "branch"),
+    [
+        *(("3 -gt 3", "c"), ("4 -gt 3", "a"), ("3 -lt 3", "c"), ("2 -lt 3", "a"), ("10 -lt 9", "c")),
+        *(("$N == 2", "a"), ("$N != 2", "c"), ("$N -eq 3", "c"), ("$N -ne 3", "a"), ("x = x", "a")),
+        *(('-n "$EMPTY"', "c"), ('-z "$EMPTY"', "a"), ('-n "$N"', "a"), ('-z "$N"', "c"), ("$UNKNOWN == 2", "c")),
+        *(("x -gt 3", "c"), ("-f file", "c"), ("$N == 3 ] || [ $N == 2", "a")),
+    ],
+)
+def test_a_branch_is_taken_as_a_shell_takes_it(test, branch):
+    """Of `if`, `elif` and `else` one branch is taken, and none within a branch that is not."""
+    inner = "if [ 1 == 1 ]; then\nA=(--{0})\nfi\n"
+    script = "N=2\nEMPTY=\nif [ {0} ]; then\n{1}elif [ 1 == 2 ]; then\n{2}else\n{3}fi\npython x.py ${{A[@]}}\n"
+    text = script.format(test, *(inner.format(letter) for letter in "abc"))
+    assert words_of_script(text, "x")[-1] == f"--{branch}"
+
+
+@pytest.mark.parametrize(
+    ("term", "result"), [("7*3", "21"), ("7+3", "10"), ("7-3", "4"), ("7/3", "2"), ("$N * M", "8"), ("7/0", "$((7/0))")]
+)
+def test_arithmetic_is_that_of_a_shell(term, result):
+    assert words_of_script(f"N=2\nM=4\npython x.py --n=$(({term}))\n", "x")[-1] == f"--n={result}"
+
+
+@pytest.mark.parametrize(
+    ("word", "known"),
+    [
+        *(("$NOWHERE", "$NOWHERE"), ("${NOWHERE}", "${NOWHERE}"), ("${NOWHERE:-5}", "5"), ('${NOWHERE:-"5"}', "5")),
+        *(("$N", "2"), ("${N}", "2"), ("${N:-5}", "2"), ("${EMPTY:-5}", "5"), ("x${N}y", "x2y")),
+    ],
+)
+def test_a_variable_stands_for_its_value_and_an_unknown_one_stays(word, known):
+    assert words_of_script(f"N=2\nEMPTY=\npython x.py --k={word}\n", "x")[-1] == f"--k={known}"

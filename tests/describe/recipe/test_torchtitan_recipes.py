@@ -104,6 +104,30 @@ def test_schedules_of_several_stages_a_rank_have_two(schedule, own, virtual, tmp
     assert (plan.pp, plan.pp_schedule, plan.virtual_stages) == (2, own, virtual)
 
 
+@pytest.mark.parametrize(
+    ("lines", "etp", "dispatcher"),
+    [
+        ("", 1, "auto"),
+        ("expert_tensor_parallel_degree = 4\n", 4, "auto"),
+        ('expert_parallel_comm_backend = "deepep"\n', 1, "deepep"),
+    ],
+)
+def test_experts_stay_whole_unless_the_file_splits_them(lines, etp, dispatcher, tmp_path):
+    experts = 'name = "deepseek_v3"\nflavor = "16B"'
+    text = LLAMA.replace('name = "llama3"\nflavor = "8B"', experts)
+    text = text.replace("[parallelism]\n", f"[parallelism]\nexpert_parallel_degree = 4\n{lines}")
+    plan = plan_of(read(tmp_path, text), 16)
+    assert (plan.ep, plan.etp, plan.dispatcher, plan.tp) == (4, etp, dispatcher, 4)
+
+
+@pytest.mark.parametrize(("line", "micro", "number"), [("", 1, 4), ("pipeline_parallel_microbatch_size = 2\n", 2, 2)])
+def test_a_pipeline_cuts_the_local_batch_into_micro_batches(line, micro, number, tmp_path):
+    text = LLAMA.replace("local_batch_size = 2", "local_batch_size = 4")
+    text = text.replace("[parallelism]\n", f"[parallelism]\npipeline_parallel_degree = 2\n{line}")
+    plan = plan_of(read(tmp_path, text), 16)
+    assert (plan.micro_batch, plan.n_microbatches, plan.pp) == (micro, number, 2)
+
+
 def test_names_of_older_releases(tmp_path):
     plan = plan_of(read(tmp_path, OF_BEFORE))
     assert (plan.micro_batch, plan.n_microbatches) == (1, 8), "a pipeline cuts the local batch into single sequences"

@@ -41,7 +41,7 @@ def models(draw: st.DrawFn) -> LayeredModel:
     return LayeredModel("graph", tuple(layers))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     model=models(),
     stack=st.sampled_from(["pytorch-vision", "mxnet-vision", "mxnet-vision-nchw", "megatron-core"]),

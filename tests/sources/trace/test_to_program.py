@@ -38,7 +38,7 @@ def lanes_by_name(program, role=0):
     return [(program.ops.name[flat.op[i]], Stream(flat.stream[i])) for i in nodes]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_every_node_ends_when_the_recording_says(recording):
     program = to_program([recording])
@@ -46,13 +46,13 @@ def test_every_node_ends_when_the_recording_says(recording):
     assert program.meta["notes"] == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(pipelines())
 def test_every_node_of_a_pipeline_ends_when_the_recordings_say(stages):
     assert ends_of(to_program(stages)) == ends_ps(stages)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(recordings())
 def test_memory_is_that_of_the_recording(recording):
     program = to_program([recording])
