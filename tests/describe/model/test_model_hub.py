@@ -1,15 +1,18 @@
 """Models of the hub's cache by name, and families that are read by what transformers builds of them."""
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
+from reference_counts import counted
 
 from forerun.common.errors import ForerunError
 from forerun.describe.model.catalog import load_any, load_model
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.meta_device import recognised, spec_from_transformers
 from forerun.describe.model.parameters import parameter_count
+from forerun.describe.model.spec import MLASpec, ModelSpec
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "llama-3.1-8b" / "config.json"
 KNOWN = json.loads((Path(__file__).parent / "reference_configs_v5.json").read_text())
@@ -68,9 +71,74 @@ def test_layers_are_recognised_by_the_shapes_of_their_parameters() -> None:
 
 
 def test_parameters_that_no_part_explains_are_an_error() -> None:
-    more = SHAPES | {"model.layers.1.mystery.weight": (7, 9)}
+    more = SHAPES | {"model.layers.1.mystery.weight": (70, 90)}
     with pytest.raises(ForerunError, match=r"layer 1 has .* parameters .*mystery\.weight"):
         recognised(more, Fields(LLAMA, "config.json"), "new")
+
+
+def with_layers(**changed: tuple[int, ...] | None) -> dict[str, tuple[int, ...]]:
+    """SHAPES with parameters of every layer added or, for None, taken away; `__` stands for a dot."""
+    layer = {
+        name: shape for name, shape in (LAYER | {k.replace("__", "."): v for k, v in changed.items()}).items() if shape
+    }
+    outer = {name: shape for name, shape in SHAPES.items() if ".layers." not in name}
+    return outer | {f"model.layers.{number}.{name}": shape for number in range(3) for name, shape in layer.items()}
+
+
+def read(shapes: dict[str, tuple[int, ...]], **more: object) -> ModelSpec:
+    spec = recognised(shapes, Fields(LLAMA | more, "config.json"), "new")
+    assert parameter_count(spec) == sum(map(prod, shapes.values()))
+    return spec
+
+
+def test_a_few_parameters_of_no_known_part_are_counted_and_said() -> None:
+    spec = read(with_layers(mlp__act__alpha=(1,), self_attn__scale=(32,)))
+    assert spec.other_parameters == 33
+    assert "33 parameters of a layer are of no known part; they take no time" in spec.notes[0]
+    assert read(with_layers()).notes == ()
+
+
+def test_a_matrix_of_no_known_part_is_too_much() -> None:
+    with pytest.raises(ForerunError, match="layers that are not recognised"):
+        read(with_layers(mlp__own__weight=(32, 32)))
+
+
+def test_latent_attention_is_recognised_by_its_projections() -> None:
+    latent = {
+        "self_attn__q_a_proj__weight": (24, 32),
+        "self_attn__q_a_layernorm__weight": (24,),
+        "self_attn__q_b_proj__weight": (4 * 12, 24),
+        "self_attn__kv_a_proj_with_mqa__weight": (16 + 4, 32),
+        "self_attn__kv_a_layernorm__weight": (16,),
+        "self_attn__kv_b_proj__weight": (4 * (8 + 8), 16),
+    }
+    gone = {f"self_attn__{word}_proj__weight": None for word in "qkv"}
+    spec = read(with_layers(**latent, **gone), v_head_dim=8)
+    assert spec.mla == MLASpec(16, qk_nope_dim=8, qk_rope_dim=4, v_head_dim=8, q_lora_rank=24)
+
+
+def test_gates_and_norms_without_weights_are_recognised() -> None:
+    assert read(with_layers(self_attn__gate_proj__weight=(32, 32))).attention_gate
+    bare = with_layers(input_layernorm__weight=None, post_attention_layernorm__weight=None)
+    del bare["model.norm.weight"]
+    assert not read(bare).norm_weight
+
+
+def test_layer_types_of_other_layers_than_are_built_are_one_line() -> None:
+    with pytest.raises(ForerunError, match="layer_types has 5 entries, but transformers builds 3 layers"):
+        read(SHAPES, layer_types=["full_attention"] * 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", ["apertus", "sarvam_mla", "diffllama", "nanochat"])
+def test_families_without_a_reader_have_the_parameters_that_transformers_builds(model_type: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    if model_type not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this transformers does not know {model_type}")
+    content = transformers.AutoConfig.for_model(model_type).to_diff_dict()
+    plain = {"model_type": model_type} | json.loads(json.dumps(content, default=str))
+    spec = spec_from_transformers(Fields(plain, "config.json"), model_type)
+    assert parameter_count(spec) == counted(plain)["total"]
 
 
 def test_without_transformers_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 A process of its own builds the model on the meta device and prints its parameters. The layers are recognised by the
 names and shapes that decoders have in common; parameters that no part of a layer explains are an error, so that a
-count is exact or not given.
+count is exact or not given. Small parameters that are left over in a layer are counted as such.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -21,14 +22,18 @@ from forerun.describe.model.families import Values
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.layer_lists import each_layer
 from forerun.describe.model.parameters import kind_parameters, parameter_count
-from forerun.describe.model.spec import ModelSpec, MoESpec
+from forerun.describe.model.spec import MLASpec, ModelSpec, MoESpec
 
 _LAYER = re.compile(r"(?:^|.*\.)(?:layers|h|blocks)\.(\d+)\.(.+)")
 _LONGEST_S = 300
 _SHOWN_CHARACTERS = 160
+_MOST_LEFT_OVER = 0.01
+"""share of a layer's parameters that may be of no known part: scales, small gates"""
 Shapes = Mapping[str, tuple[int, ...]]
 _QUERY, _KEY = (rf"\.{word}(_proj|_linear)?\.weight$" for word in ("q", "k"))
 _FUSED = r"\.(qkv_proj|query_key_value|Wqkv)\.weight$"
+_LATENT = r"\.kv_b_proj\.weight$"
+_ATTENTION_GATE = r"(attn|attention)\w*\.gate_proj\.weight$"
 _OUT = r"(attn|attention|mixer)\w*\.(o_proj|out_proj|dense|wo)\.weight$"
 _GATE, _UP, _DOWN = r"\.(gate_proj|w1)\.weight$", r"\.(up_proj|w3|fc1)\.weight$", r"\.(down_proj|w2|fc2)\.weight$"
 _EXPERT = re.compile(r"\.experts\.")
@@ -82,6 +87,9 @@ def recognised(shapes: Shapes, config: Fields, name: str) -> ModelSpec:
     hidden, n_heads = tables[0][1], config.integer("num_attention_heads", 1)
     head_dim = config.integer("head_dim", hidden // n_heads)
     windows = _windows(config, len(layers))
+    if len(windows) != len(layers):
+        words = f"has {len(windows)} entries, but transformers builds {len(layers)} layers"
+        raise config.error("layer_types", words)
     kinds = [
         _layer(layers[number], hidden, head_dim, config) | {"sliding_window": width}
         for number, width in zip(sorted(layers), windows, strict=True)
@@ -95,13 +103,37 @@ def recognised(shapes: Shapes, config: Fields, name: str) -> ModelSpec:
         "vocab": vocab,
         "moe": sparse,
     }
-    changes = [{key: value for key, value in kind.items() if value != values[key]} for kind in kinds]
     biased = any(parameter.endswith("norm.bias") for parameter in outer)
-    values |= {"tied_embeddings": len(tables) == 1, "norm": "layernorm" if biased else "rmsnorm", "norm_bias": biased}
-    with at(config.place):
-        spec = ModelSpec(name=name, **(values | each_layer(changes)))  # type: ignore[arg-type]
+    whole = {
+        "tied_embeddings": len(tables) == 1,
+        "norm": "layernorm" if biased else "rmsnorm",
+        "norm_bias": biased,
+        "norm_weight": any("norm" in parameter for parameter in shapes),
+    }
+
+    def spec_of() -> ModelSpec:
+        changes = [{key: value for key, value in kind.items() if value != values[key]} for kind in kinds]
+        with at(config.place):
+            return ModelSpec(name=name, **(values | whole | each_layer(changes)))  # type: ignore[arg-type]
+
+    spec = spec_of()
+    left = _left_over(spec, layers)
+    if left:
+        for kind, number in zip(kinds, left, strict=True):
+            kind["other_parameters"] = number
+        values["other_parameters"] = max(left)
+        note = f"{config.place}: up to {max(left):,} parameters of a layer are of no known part; they take no time"
+        spec = replace(spec_of(), notes=(note,))
     _check(spec, layers, shapes, config)
     return spec
+
+
+def _left_over(spec: ModelSpec, layers: Mapping[int, Shapes]) -> list[int]:
+    """Returns the parameters of each layer that its parts leave over; empty where none are, or too many."""
+    built = [sum(map(prod, layers[number].values())) for number in sorted(layers)]
+    left = [size - sum(kind_parameters(spec.layer(place)).values()) for place, size in enumerate(built)]
+    small = all(0 <= over <= _MOST_LEFT_OVER * size for over, size in zip(left, built, strict=True))
+    return left if small and any(left) else []
 
 
 def _windows(config: Fields, layers: int) -> list[int | None]:
@@ -129,7 +161,7 @@ def _layer(shapes: Shapes, hidden: int, head_dim: int, config: Fields) -> Values
     outside = [shape for name, shape in shapes.items() if re.search(r"norm\w*\.weight$", name) and "attn." not in name]
     norms = outside.count((hidden,))
     normed = next((shape[0] for name, shape in shapes.items() if re.search(r"q_(layer)?norm\.weight$", name)), 0)
-    halves = bool(query) + bool(width or has(r"\.experts\."))
+    halves = bool(query or has(_LATENT)) + bool(width or has(r"\.experts\."))
     return {
         "n_heads": (read or query) // head_dim,
         "n_kv_heads": (key or query or read) // head_dim,
@@ -138,13 +170,30 @@ def _layer(shapes: Shapes, hidden: int, head_dim: int, config: Fields) -> Values
         "qkv_bias": has(_QUERY.replace("weight", "bias")) or has(_FUSED.replace("weight", "bias")),
         "out_bias": has(_OUT.replace("weight", "bias")),
         "mlp_bias": has(_DOWN.replace("weight", "bias")) or has(r"experts\.down_proj_bias"),
-        "attention_gate": bool(read) and query == 2 * read,
+        "attention_gate": bool(read) and read in (query / 2, rows(_ATTENTION_GATE)),
         "sinks": has(r"\.sinks$"),
         "qk_norm": normed > 0,
         "qk_norm_over": "head" if normed in (0, head_dim) else "all_heads",
         "norm_place": "both" if norms == 2 * halves else "before",
         "moe": _experts(shapes, hidden, config),
-    }
+        "other_parameters": 0,
+        "mla": None,
+    } | _latent(shapes, config)
+
+
+def _latent(shapes: Shapes, config: Fields) -> Values:
+    """Returns the fields of a layer whose queries, keys and values come from latent vectors, as DeepSeek names their
+    projections; none for other layers."""
+
+    def shape(word: str) -> tuple[int, ...]:
+        return next((found for name, found in shapes.items() if re.search(rf"\.{word}\.weight$", name)), (0, 0))
+
+    (down, _), (up, rank) = shape("kv_a_proj_with_mqa"), shape("kv_b_proj")
+    if not down or not up:
+        return {}
+    heads, width = config.integer("num_attention_heads"), config.integer("v_head_dim")
+    mla = MLASpec(rank, up // heads - width, down - rank, width, shape("q_a_proj")[0] or None)
+    return {"n_heads": heads, "n_kv_heads": heads, "attention_gate": False, "mla": mla}
 
 
 def _experts(shapes: Shapes, hidden: int, config: Fields) -> MoESpec | None:

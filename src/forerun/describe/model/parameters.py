@@ -23,6 +23,7 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
         "scan": layer.scan.parameters(layer.hidden) if layer.scan else 0,
         "norm": _layer_norms(layer),
         "mlp": 0 if layer.moe else _feed_forward(layer, layer.ffn_hidden),
+        "other": layer.other_parameters,
     }
     if layer.moe:
         moe = layer.moe

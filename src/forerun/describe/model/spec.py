@@ -162,6 +162,9 @@ class ModelSpec:
     """the feed-forward reads what the attention reads, and both are added to the stream at once (GPT-J)"""
     shared_norm: bool = False
     """a `parallel` layer has one norm for both halves"""
+    other_parameters: int = 0
+    """elements of a layer's trained parameters beyond those of its parts, such as scales of branches or of an
+    activation: they are kept, reduced and updated, and what they compute takes no time"""
     layers: tuple[LayerChanges, ...] = ()
     """what each layer changes; a list shorter than `n_layers` repeats"""
     rope_theta: float | None = field(default=None, compare=False)
@@ -189,7 +192,7 @@ class ModelSpec:
             )
         if self.pooler_classes and not self.pooler:
             raise ForerunError(f"model {self.name}: pooler_classes {self.pooler_classes} needs pooler: true")
-        for key in ("max_positions", "token_types", "pooler_classes"):
+        for key in ("max_positions", "token_types", "pooler_classes", "other_parameters"):
             if getattr(self, key) < 0:
                 raise ForerunError(f"model {self.name}: {key} must be at least 0, got {getattr(self, key)}")
         for key in ("sliding_window", "attention_chunk"):

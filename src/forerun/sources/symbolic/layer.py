@@ -37,6 +37,7 @@ def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
         if model.has_feed_forward:
             branch = _half(section, stream, FFN)
             section.residual("ffn_residual", stream, branch, "y", FFN)
+    section.weights.vectors += [model.other_parameters] * (model.other_parameters > 0)
     section.freeze()
     settle_activations(kernels, tape, checkpointed)
     return section

@@ -16,6 +16,7 @@ def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:
         (model.attention_chunk is not None, "chunked attention"),
         (model.sinks, "attention sinks"),
         (model.attention_gate, "gate on the attention's output"),
+        (model.other_parameters > 0, "parameters of layers that Forerun does not know"),
         (model.indexer is not None, "indexer of keys"),
         (model.shared_kv, "keys and values that layers share"),
         (model.qk_norm and model.qk_norm_over != "head", "norms over the queries and keys of all heads"),
