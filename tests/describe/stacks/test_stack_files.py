@@ -62,7 +62,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
         ({"extends": "own.yaml"}, r"own.yaml: extends itself"),
         ({"extends": 3}, r"own.yaml: extends: expected the name of a stack"),
         ({"norms": "fused"}, r"own.yaml: norms: "),
-        ({"norm": "quick"}, r"own.yaml: norm: .*'composed', 'fused' or 'compiled'"),
+        ({"norm": "quick"}, r"own.yaml: norm: .*'composed', 'fused', 'compiled' or 'aten'"),
         ({"names": [{"framework": "("}]}, r"own.yaml: names.0: .*framework is no regular expression"),
         ({"search": {"axes": ["tp"]}}, r"own.yaml: search.source: "),
     ],

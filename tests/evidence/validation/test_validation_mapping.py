@@ -13,7 +13,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
-from forerun.evidence.validation.hardware import HostFacts
+from forerun.evidence.validation.hardware import HostFacts, read_hardware
 from forerun.evidence.validation.mapping import Inexpressible, Inputs, map_row, to_inputs
 from forerun.evidence.validation.wording import named_stack
 
@@ -64,7 +64,8 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
     [
         ("llm-foundry/Composer FSDP1", "torch 2.1.0", "", "composer"),
         ("llm-foundry/Composer FSDP1", "torch 1.13/2.0 era", "", "composer-torch2.0"),
-        ("torchtitan FSDP2", "", "", "torchtitan"),
+        ("torchtitan FSDP2", "", "", "torchtitan-0.1"),
+        ("torchtitan FSDP2", "torchtitan at that commit", "", "torchtitan-0.1"),
         ("torchtitan FSDP2", "torch 2.14.0a0+gitd9abf9e", "", "torchtitan"),
         ("torchtitan FSDP2", "torch 2.9.0.dev20250815+cu128, torchtitan 6fc499f", "", "torchtitan-0.2"),
         ("torchtitan FSDP2", "torchtitan 2025-09", "", "torchtitan-0.2"),
@@ -86,6 +87,11 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
         ("flash-attention training (PyTorch Lightning DDP)", "", "", "lightning-ddp"),
         ("InternEvo", "", "", "internevo"),
         ("nanotron", "", "", "nanotron"),
+        ("PyTorch FSDP1 (accelerate)", "torch 2.3, accelerate 0.30", "", "transformers"),
+        ("DeepSpeed ZeRO-3 (accelerate)", "DeepSpeed 0.14", "", "transformers-deepspeed"),
+        ("torchtune", "torch 2.6", "", "torchtune"),
+        ("PyTorch DDP", "torch 2.5.0+cu124", "", "pytorch-ddp"),
+        ("nanoGPT", "torch 2.0", "", "pytorch-ddp"),
     ],
 )
 def test_stack_by_its_words(tmp_path: Path, framework: str, software: str, notes: str, stack: str) -> None:
@@ -424,3 +430,53 @@ def test_network_as_stated_else_as_usual(tmp_path: Path, change: dict[str, str],
     inputs = mapped(tmp_path, **change)
     assert inputs.cluster.links[-1].bytes_per_s * 8 / 1e9 == pytest.approx(gbit)
     assert any("network between nodes" in note for note in inputs.notes) == noted
+
+
+def test_a_host_runs_at_the_clock_and_the_power_limit_that_the_hardware_file_states(tmp_path: Path) -> None:
+    plain = mapped(tmp_path).cluster.device
+    hosts = {"lab-h100": replace_facts(clock=0.8, power_w=400.0)}
+    slow = map_row(measurement(tmp_path), {"Small-Llama": MODEL}, hosts)
+    assert (slow.cluster.device.sustained, slow.cluster.device.power_w) == (0.8 * plain.sustained, 400.0)
+    assert [note for note in slow.notes if "lab-h100" in note] == [
+        f"clock as benchmarks of lab-h100 show it: 0.8 of other {plain.name}s",
+        "power limit of lab-h100: 400 W",
+    ]
+
+
+def replace_facts(**change: float) -> HostFacts:
+    return HOSTS["lab-h100"].model_copy(update=change)
+
+
+def test_what_is_known_of_a_host_goes_behind_the_hardware_file(tmp_path: Path) -> None:
+    path = tmp_path / "hardware.yaml"
+    path.write_text("clusters:\n  ao-b200: {gpu: B200-SXM}\n  simumax-b200: {gpu: B200-SXM, clock: 0.9}\n")
+    found = read_hardware(path)
+    assert (found["ao-b200"].power_w, found["ao-b200"].clock) == (200.0, 1.0)
+    assert found["simumax-b200"].clock == 0.9
+    assert set(found) == {"ao-b200", "simumax-b200"}
+
+
+def test_a_version_that_is_not_stated_is_taken_as_the_middle_one_and_said(tmp_path: Path) -> None:
+    inputs = mapped(tmp_path, software="torchtitan at that commit")
+    assert inputs.plan.stack == "torchtitan-0.1"
+    assert inputs.notes == (
+        "version of torchtitan FSDP2 not stated: taken as torchtitan-0.1, the middle one of its generations",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        ({"torch_compile": "yes (loss only)"}, {"compile": False}),
+        ({"notes": "bf16 AdamW state (no fp32 master weights)"}, {"master_dtype": "bf16", "moment_dtype": "bf16"}),
+        ({"notes": "fp32 master weights"}, {"master_dtype": "fp32", "moment_dtype": "fp32"}),
+        ({"notes": "Chunked cross-entropy loss"}, {"loss_chunks": 8}),
+        ({"param_dtype": "fp32"}, {"autocast": False}),
+        ({"param_dtype": "fp32", "zero_stage": "0", "dp_replicate": "16", "dp_shard": "1"}, {"autocast": True}),
+    ],
+)
+def test_what_recipes_say_of_compilers_and_dtypes(
+    tmp_path: Path, change: dict[str, str], fields: dict[str, object]
+) -> None:
+    p = plan(tmp_path, **change)
+    assert {name: getattr(p, name) for name in fields} == fields

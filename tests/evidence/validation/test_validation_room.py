@@ -35,7 +35,7 @@ def test_what_fits_is_left_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gib", "stack", "taken"),
     [
-        (60, "torchtitan", ("selective", "op")),
+        (48, "torchtitan", ("selective", "op")),
         (36, "torchtitan", ("full", "op")),
         (35, "megatron-core", ("selective", "mlp-act-norm")),
     ],

@@ -37,7 +37,7 @@ HEADS, KV_HEADS, WIDTH = 16, 8, 64
 Q, KV = HEADS * WIDTH, KV_HEADS * WIDTH
 EMBEDDING, NORM_A, ATTENTION, NORM_F, FFN, HEAD = range(6)
 """modules"""
-EAGER = build(DENSE, plan(stack="torchtitan"), CLUSTER)
+EAGER = build(DENSE, plan(stack="torchtitan-0.1"), CLUSTER)
 PAIRS = T * T / 2
 """pairs of a query and a key under a causal mask"""
 SCORES = 2 * HEADS * PAIRS * 2 * WIDTH
@@ -159,7 +159,7 @@ def test_tensors_of_an_eager_layer() -> None:
 
 def test_kernels_of_a_compiled_layer() -> None:
     """Sums ride in the norms beside them, and heads are not repeated."""
-    program = build(DENSE, plan(stack="torchtitan", compile=True), CLUSTER)
+    program = build(DENSE, plan(stack="torchtitan-0.1", compile=True), CLUSTER)
     assert kernels_of(program, "layer.forward") == [
         moves("rmsnorm", 4 * T * H, 1, NORM_A),
         product("attention.q", T, Q, H, ATTENTION),
@@ -268,7 +268,7 @@ def test_a_vocabulary_is_cut_and_padded() -> None:
         moves("embedding.gather", size, 1, EMBEDDING),
         moves("embedding.backward", 2 * 8 * T * width, 3, EMBEDDING),
     ]
-    wide = build(GPT, plan(stack="torchtitan", tp=4), CLUSTER)
+    wide = build(GPT, plan(stack="torchtitan-0.1", tp=4), CLUSTER)
     gradients = [held.size_bytes for held in held_by(wide, "embedding.backward") if held.category == "unsharded"]
     assert gradients == [2 * width * (50304 // 4 + 2048)]
     whole = build(GPT, plan(stack="pytorch", tp=4), CLUSTER)  # each rank makes the gradient of the whole table
@@ -419,7 +419,7 @@ def test_kernels_of_experts_and_latent_attention() -> None:
 
     The router keeps its scores and 8 bytes for each choice.
     """
-    program = build(MOE, plan(stack="torchtitan", dp_shard=4, ep=2), CLUSTER)
+    program = build(MOE, plan(stack="torchtitan-0.1", dp_shard=4, ep=2), CLUSTER)
     e, top, n, local, shared = 704, 2, 8, 4, 1408
     low_q, low_kv, nope, rope, v = 384, 256, 64, 32, 64
     copies = top * T
@@ -540,7 +540,7 @@ def test_what_selective_checkpointing_runs_again(policy: str, expected: list[tup
     `op` keeps every second product (queries, values, gate and down) and the output of attention.
     """
     fields = {"activation_checkpointing": "selective", "selective_policy": policy}
-    program = build(DENSE, plan(stack="torchtitan", **fields), CLUSTER)
+    program = build(DENSE, plan(stack="torchtitan-0.1", **fields), CLUSTER)
     assert run_again(program, "layer.backward") == expected
 
 
@@ -578,7 +578,7 @@ def test_a_compiler_keeps_of_a_checkpoint_only_what_backward_uses() -> None:
 
 def test_what_runs_again_has_memory_until_its_last_reader() -> None:
     fields = {"activation_checkpointing": "selective", "selective_policy": "mlp"}
-    program = build(DENSE, plan(stack="torchtitan", **fields), CLUSTER)
+    program = build(DENSE, plan(stack="torchtitan-0.1", **fields), CLUSTER)
     size = 2 * T * F
     again = [held for held in held_by(program, "layer.backward") if held.since in ("ffn.gate", "ffn.up", "swiglu")]
     assert again == sorted(
@@ -596,7 +596,7 @@ def test_what_runs_again_has_memory_until_its_last_reader() -> None:
 
 def test_autocast_casts_each_weight_and_keeps_the_cast() -> None:
     """Norms and the residual stream are in fp32. A gradient of a weight is cast back to fp32."""
-    program = build(DENSE, plan(stack="torchtitan", autocast=True), CLUSTER)
+    program = build(DENSE, plan(stack="torchtitan-0.1", autocast=True), CLUSTER)
     found = {kernel.name: kernel.moved for kernel in kernels_of(program, "layer.forward")}
     back = {kernel.name: kernel.moved for kernel in kernels_of(program, "layer.backward")}
     assert (found["rmsnorm"], found["residual"]) == (2 * 36 * T * H, 2 * 6 * T * H)
@@ -646,7 +646,7 @@ def test_norms_of_queries_and_keys() -> None:
         ("attention.kernel", attention().moved),
     ]
     learned = replace(model, position="learned", max_positions=4096)
-    plain = build(learned, plan(stack="torchtitan"), CLUSTER)
+    plain = build(learned, plan(stack="torchtitan-0.1"), CLUSTER)
     assert "rope" not in plain.ops.name
     assert ("rmsnorm'", 2 * T * Q) in kept_by(plain, "layer.forward")
 
@@ -666,7 +666,7 @@ def test_a_rank_makes_gradients_of_its_own_experts(ep: int) -> None:
     experts = 2 * 8 * 3 * H * 704
 
     def made(degree: int) -> int:
-        block = block_of(build(MOE, plan(dp_shard=8, ep=degree, stack="torchtitan"), CLUSTER), "moe_layer.backward")
+        block = block_of(build(MOE, plan(dp_shard=8, ep=degree, stack="torchtitan-0.1"), CLUSTER), "moe_layer.backward")
         here = (block.tensor_category == Category.UNSHARDED) & (block.tensor_alloc >= 0) & (block.tensor_free < 0)
         return int(block.tensor_bytes[here].sum())
 
@@ -744,7 +744,7 @@ def test_a_dispatch_by_gathering_copies_tokens_of_all_ranks(ep: int) -> None:
     "fields", [{}, {"tp": 2, "sequence_parallel": False}, {"compile": True, "dp_shard": 2}], ids=str
 )
 def test_tensors_live_from_one_node_of_their_block_to_another(fields: dict[str, object]) -> None:
-    program = build(DENSE, plan(stack="torchtitan", **fields), CLUSTER)
+    program = build(DENSE, plan(stack="torchtitan-0.1", **fields), CLUSTER)
     check(program)
     for block in program.blocks:
         assert max(block.tensor_alloc, default=-1) < len(block)

@@ -43,6 +43,7 @@ class Dispatcher:
     counts: bool = False
     reads_counts: bool = False
     sorts: bool = False
+    orders_tokens: bool = False
     rounds_to: int = 1
     transport: Transport | None = None
 

@@ -15,6 +15,7 @@ families with that key have:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ _POSITIONS = {
     "sincos(no params)": "sinusoidal",
 }
 _FEED_FORWARD_BIAS = "mlp+layernorm only"
+_WEIGHTLESS = re.compile(r"norms? without weights?", re.IGNORECASE)
 _ABOUT = ("provenance", "n_params", "n_params_source", "n_params_active")
 
 
@@ -71,6 +73,7 @@ def _entry(name: str, row: Fields) -> ModelSpec:
         "vocab": row.integer("vocab"),
         "mlp": row.text("mlp", "swiglu", get_args(Mlp)),
         "norm": row.text("norm", "rmsnorm", get_args(Norm)),
+        "norm_weight": row.flag("norm_weight", not _WEIGHTLESS.search(row.text("provenance", ""))),
         "position": _POSITIONS[row.text("pos_emb", "rope", _POSITIONS)],
         "max_positions": row.integer("max_positions", 0),
         "tied_embeddings": row.flag("tied_embeddings"),

@@ -69,6 +69,17 @@ def named_by(columns: Mapping[str, str]) -> str | None:
     return best if found[best] else None
 
 
+def generations(name: str) -> tuple[str, ...]:
+    """Returns the stacks that describe the framework of the stack `name` at different times, from today's back.
+
+    They extend each other and are told by the same words for the framework.
+    """
+    words = {one.framework for one in load_stack(name).names}
+    family = [other for other in stack_names() if words & {one.framework for one in load_stack(other).names}]
+    chain = [other for other in family if name in (other, *load_stack(other).lineage)]
+    return tuple(sorted(chain, key=lambda other: len(load_stack(other).lineage)))
+
+
 def imported_by(modules: Collection[str]) -> str | None:
     """Returns the stack that the modules of a program tell; None where none does. Of several the most exact name wins,
     of equals the first in the alphabet."""

@@ -18,6 +18,8 @@ from forerun.describe.kernels.attention import attention_kernel
 
 Style = Literal["composed", "fused", "compiled"]
 """composed: one kernel per tensor operation; fused: hand-written kernels; compiled: TorchInductor's"""
+NormStyle = Literal["composed", "fused", "compiled", "aten"]
+"""aten: PyTorch's own kernel of a whole norm, which layer_norm always had and rms_norm has from torch 2.9 on"""
 Schedule = Literal["1F1B", "GPipe", "Interleaved1F1B", "ZB1P", "ZBV", "DualPipeV", "DualPipe"]
 CpMethod = Literal["ring", "allgather", "ulysses"]
 SelectivePolicy = Literal["op", "attention", "attention-block", "mlp", "mlp-act-norm", "attention+mlp", "params"]
@@ -137,7 +139,7 @@ class Stack:
     reduce: that of the reduction, which uses the same buffer"""
 
     # Kernels.
-    norm: Style = "composed"
+    norm: NormStyle = "composed"
     activation: Style = "composed"
     rope: Style = "composed"
     residual: Style = "composed"

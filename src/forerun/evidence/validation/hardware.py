@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from forerun.common.shipped import shipped_data
 from forerun.common.yaml_files import Entry, check, read_yaml
 
 
@@ -23,6 +24,10 @@ class HostFacts(Entry):
     inter_node_gbit_s_per_gpu: float | None = None
     fabric: str = ""
     stated: str = ""
+    clock: float = Field(default=1.0, gt=0.0, le=1.5)
+    """clock of the host's GPUs over that of others of their kind, where benchmarks of the host show one"""
+    power_w: float | None = Field(default=None, gt=0.0)
+    """power limit of the host's GPUs where it is not that of the device"""
 
     @model_validator(mode="before")
     @classmethod
@@ -41,8 +46,12 @@ class _File(Entry):
 
 
 def read_hardware(path: str | Path) -> Hardware:
-    """Returns the `clusters` of a hardware file.
+    """Returns the `clusters` of a hardware file, with what hosts.yaml knows beside it.
 
     Raises ForerunError, which names file and key, for a missing file, broken YAML, or a wrong entry.
     """
-    return check(_File, read_yaml(path), str(path)).clusters
+    found = check(_File, read_yaml(path), str(path)).clusters
+    for name, facts in shipped_data("forerun.evidence.validation", "hosts.yaml").items():
+        if name in found:
+            found[name] = HostFacts(**{**facts, **found[name].model_dump(exclude_unset=True)})
+    return found

@@ -11,7 +11,7 @@ from forerun.answers.analysis.memory_need import memory_need
 from forerun.answers.analysis.predict import predict
 from forerun.common.errors import ForerunError, ImpossiblePlan, UnknownName
 from forerun.common.units import GIB, GIGA
-from forerun.describe.cluster.catalog import cluster_from_parts, load_cluster, load_device
+from forerun.describe.cluster.catalog import cluster_from_parts, load_device
 from forerun.describe.cluster.types import Cluster, Device, LinkKind
 from forerun.describe.model.architecture_table import sized_for, spec_from_architecture
 from forerun.describe.model.spec import ModelSpec
@@ -188,17 +188,7 @@ def cluster_of(row: Measurement, hardware: Hardware, notes: list[str]) -> Cluste
     if gbit is None and (row.n_gpus or 1) > cluster.node_size:
         usual = cluster.links[-1].bytes_per_s * 8 / GIGA
         notes.append(f"network between nodes not stated: taken as {usual:g} Gbit/s per GPU, usual for {device.name}")
-    return replace(cluster, device=_on_known_host(row, device, notes))
-
-
-def _on_known_host(row: Measurement, device: Device, notes: list[str]) -> Device:
-    """Returns `device` at the clock that benchmarks of its host show, where the catalogue has the host as a cluster."""
-    try:
-        host = load_cluster(row.hw_key or "").device
-    except UnknownName:
-        return device
-    notes.append(f"clock as benchmarks of {row.hw_key} show it: {host.sustained:g} of other {device.name}s")
-    return replace(device, sustained=host.sustained)
+    return replace(cluster, device=device)
 
 
 def _device(row: Measurement, facts: HostFacts, notes: list[str]) -> Device:
@@ -210,12 +200,14 @@ def _device(row: Measurement, facts: HostFacts, notes: list[str]) -> Device:
     elif abs(memory_gb * GIB / device.memory_bytes - 1) > MEMORY_TOLERANCE:
         notes.append(f"{gpu} with {memory_gb:g} GB is not in the catalogue: taken as {device.name} with that memory")
         device = replace(device, memory_bytes=round(memory_gb * GIB))
-    if says(f"{row.notes} {facts.stated}", r"power[- ]limited"):
-        notes.append(f"{gpu} with an unknown power limit: taken as the catalogue's power-limited part")
-        try:
-            device = replace(load_device(f"{gpu}-power-limited"), memory_bytes=device.memory_bytes)
-        except UnknownName:
-            notes[-1] = f"{gpu} with an unknown power limit: taken at full power"
+    if facts.clock != 1.0:
+        notes.append(f"clock as benchmarks of {row.hw_key} show it: {facts.clock:g} of other {device.name}s")
+    if facts.power_w is not None:
+        notes.append(f"power limit of {row.hw_key}: {facts.power_w:g} W")
+        device = replace(device, power_w=facts.power_w)
+    elif says(f"{row.notes} {facts.stated}", r"power[- ]limited"):
+        notes.append(f"{gpu} with an unknown power limit: taken at full power")
+    device = replace(device, sustained=device.sustained * facts.clock)
     return device
 
 

@@ -19,6 +19,9 @@ from forerun.evidence.validation.wording import says
 FULL_RECOMPUTE_SHARE = 1 / 3
 """FLOPs of recomputing every block over model FLOPs: one forward pass of three (backward counts as two)"""
 
+CHUNKS = 8
+"""parts of a chunked loss where the number is not stated: that of torchtune and torchtitan (loss.py of both)"""
+
 NOT_STATED = "activation_checkpointing not stated: taken as none"
 """note of a row that doesn't state its checkpointing"""
 
@@ -36,6 +39,8 @@ def plan_of(row: Measurement, model: ModelSpec, notes: list[str]) -> Plan:
     """
     named = wording.named_stack(row)
     stack = named or DEFAULT_STACK
+    if wording.undated(row, named):
+        notes.append(f"version of {row.framework} not stated: taken as {stack}, the middle one of its generations")
     if named is None:
         notes.append(f"software {row.framework or 'not stated'}: taken as {stack}")
     fields = {"stack": stack, **stated_fields(row, model, notes)}
@@ -216,7 +221,7 @@ def _tensor_and_context(row: Measurement, notes: list[str]) -> Fields:
 
 
 def _precision(row: Measurement, notes: list[str]) -> Fields:
-    """Returns the dtypes of products, reductions and gradient buffers; master weights are fp32 in every source."""
+    """Returns the dtypes of products, reductions, gradient buffers and of what the optimizer updates."""
     precision = wording.PRECISIONS.get(row.precision.lower())
     if precision is None:
         known = ", ".join(wording.PRECISIONS)
@@ -224,8 +229,10 @@ def _precision(row: Measurement, notes: list[str]) -> Fields:
     fields: Fields = {"precision": precision}
     if row.param_dtype == "fp32" and precision not in ("fp32", "tf32") and (row.dp_shard or 1) > 1:
         notes.append("weights are gathered in fp32 and cast for each use: gathers taken in the compute dtype")
-    if says(row.precision, wording.AUTOCAST) and row.param_dtype == "fp32" and not row.zero_stage:
-        fields["autocast"] = precision in ("bf16", "fp16")
+    if row.param_dtype == "fp32" and not row.zero_stage and (row.dp_shard or 1) == 1:
+        fields["autocast"] = precision in ("bf16", "fp16")  # Nothing but autocast then casts weights.
+    if says(row.notes, wording.NARROW_STATE) and row.param_dtype in ("bf16", "fp16"):
+        fields |= {"master_dtype": row.param_dtype, "moment_dtype": row.param_dtype}
     reduced = _gradient_dtype(row)
     if reduced is not None:
         fields["reduce_dtype"] = reduced
@@ -306,11 +313,13 @@ def _kernels(row: Measurement, notes: list[str]) -> Fields:
     compiled, fields = row.torch_compile.lower(), Fields()
     if compiled:
         fields |= {
-            "compile": says(compiled, r"^(yes|aot)"),
+            "compile": says(compiled, r"^(yes|aot)") and not says(compiled, wording.LOSS_ALONE),
             "compile_loss": not says(compiled, r"\(model\b"),
             "graph_breaks": compiled.startswith("yes") and says(row.ac_detail, wording.GRAPH_BREAKS),
             "cuda_graphs": says(compiled, r"cuda ?graphs"),
         }
+    if says(row.notes, wording.CHUNKED_LOSS):
+        fields["loss_chunks"] = CHUNKS
     attention = kernel_in_words(row.attention_kernel)
     if attention is not None:
         fields["attention"] = attention

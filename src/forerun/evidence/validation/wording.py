@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from forerun.describe.stacks.catalog import named_by
+from forerun.describe.stacks.catalog import generations, named_by
 from forerun.evidence.validation.rows import Measurement
 
 
@@ -57,8 +57,11 @@ OPTIMIZERS = ((r"sgd", "sgd"), (r"adamw", "adamw"), (r"adam", "adam"))
 OPTIMIZER_KERNELS = ((r"foreach", "foreach"), (r"decoupled", "loop"), (r"fused|distributed|apex", "fused"))
 """Composer's DecoupledAdamW updates one tensor after the other; `distributed` is Megatron's, which uses apex"""
 
-AUTOCAST = r"^amp_"
-"""precision of torch.autocast, whose parameters are fp32"""
+LOSS_ALONE = r"\(loss only\)"
+"""only the loss is compiled, which is a small part of what a compiler gains"""
+CHUNKED_LOSS = r"chunked cross[- ]entropy"
+NARROW_STATE = r"\bno fp32 master|\b(pure|full) bf16\b"
+"""the optimizer updates weights of 2 bytes, and its states have their dtype"""
 GRAPH_BREAKS = r"checkpoint\("
 """sub-blocks call checkpoint() inside the compiled model; its hooks break the graph at their borders"""
 KEEPS_GATHERED = r"\bac_mode\b"
@@ -85,6 +88,24 @@ def first_match(table: tuple[tuple[str, str], ...], text: str) -> str | None:
     return next((value for pattern, value in table if says(text, pattern)), None)
 
 
+DATED = r"\b20\d\d\b|\d+\.\d+"
+"""a year or a version in the words for software"""
+
+
 def named_stack(row: Measurement) -> str | None:
-    """Returns the stack that the row's framework, software and notes name; None where they name none."""
-    return named_by({"framework": row.framework, "software": row.software, "notes": row.notes})
+    """Returns the stack that the row's framework, software and notes name; None where they name none.
+
+    Of a framework that changed, a row without a version or a date is taken as the middle one of its generations, which
+    is the least wrong on average.
+    """
+    found = named_by({"framework": row.framework, "software": row.software, "notes": row.notes})
+    known = undated(row, found)
+    return known[len(known) // 2] if known else found
+
+
+def undated(row: Measurement, stack: str | None) -> tuple[str, ...]:
+    """Returns the generations of `stack` between which the row's words for software do not tell; () where they do."""
+    if stack is None or says(row.software, DATED):
+        return ()
+    known = generations(stack)
+    return known if len(known) > 1 else ()

@@ -7,6 +7,7 @@ from forerun.core.program.kinds import TokenExchange
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.kernels.dispatchers import Dispatcher
 from forerun.describe.plan.routing import BALANCED, spread
+from forerun.describe.stacks.stack import Style
 from forerun.sources.symbolic.feed_forward import feed_forward
 from forerun.sources.symbolic.linear import Casts, Section
 from forerun.sources.symbolic.products import Product
@@ -181,6 +182,11 @@ class _Routed:
         size = round(self.copies * self.busiest) * row
         return self.kernels.token_exchange(name, self.way.name, self._routing(combine), size)
 
+    @property
+    def _order_style(self) -> Style:
+        """The style of the kernels that bring tokens into the order of the experts, and back."""
+        return "fused" if self.way.orders_tokens else self.kernels.stack.moe
+
     def _sent_once(self, x: str) -> str:
         """Sends each token once to each GPU, which copies it for those of its experts that the token chose."""
         section, kernels, module, hidden = self.section, self.kernels, self.module, self.shapes.hidden
@@ -193,8 +199,8 @@ class _Routed:
         inside = self._exchange("ffn.dispatch", x, ("arrived", self._kept(self._unique) * self._sent_row), moves)
         inside = self._from_peers(inside, self._unique, self._sent_row)
         elements = self.arrived * hidden * self._sent_row / self.row
-        forward, _ = kernels.pattern("permute", elements, kernels.stack.moe)
-        _, backward = kernels.pattern("permute", self.arrived * hidden, kernels.stack.moe)
+        forward, _ = kernels.pattern("permute", elements, self._order_style)
+        _, backward = kernels.pattern("permute", self.arrived * hidden, self._order_style)
         makes = (("permuted", self._kept(self.arrived) * self._sent_row),)
         section.tape.add(TapeOp("ffn.permute", "pointwise", module, forward, backward, reads=(inside,), makes=makes))
         return "permuted"
@@ -206,7 +212,7 @@ class _Routed:
         elements, makes = self.arrived * self.shapes.hidden, (("leaving", self._kept(self._unique) * self.row * etp),)
         saves: tuple[str, ...] = () if kernels.stack.weights_in_activation else ("expert.y", "weights")
         reads = ("expert.y", "weights")
-        section.pointwise("ffn.unpermute", "combine", elements, kernels.stack.moe, reads, makes, saves, module)
+        section.pointwise("ffn.unpermute", "combine", elements, self._order_style, reads, makes, saves, module)
         name = "ffn.combine_exchange"
         moves = self._by_kernel(name, 1), self._by_kernel(name + ".backward", 0)
         self._exchange(name, self._to_peers("leaving", self._unique), (y, self.tokens * self.row), moves)

@@ -17,7 +17,7 @@ from forerun.core.program.types import Collective, Stream
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
 from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
-from forerun.describe.stacks.stack import Stack, Style
+from forerun.describe.stacks.stack import NormStyle, Stack
 from forerun.sources.symbolic.shapes import Shapes
 from forerun.sources.symbolic.tape import Stage, on_compute
 
@@ -41,7 +41,7 @@ class _Pattern(NamedTuple):
 
 
 @cache
-def _pattern(name: str, style: Style) -> _Pattern:
+def _pattern(name: str, style: NormStyle) -> _Pattern:
     entry = _patterns()[name]
     forward, n_forward, backward, n_backward = entry[style]
     kinds = (entry.get("forward_kernel", {}).get(style, ""), entry.get("backward_kernel", {}).get(style, ""))
@@ -109,21 +109,21 @@ class PlanKernels:
 
     # -- memory-bound --------------------------------------------------------------------------------------
 
-    def style(self, wanted: Style) -> Style:
+    def style(self, wanted: NormStyle) -> NormStyle:
         """Returns the style in which a pattern runs: the stack's, or `compiled` where the plan compiles."""
         return "compiled" if self.plan.compile else wanted
 
     @property
-    def loss_style(self) -> Style:
+    def loss_style(self) -> NormStyle:
         """The style of the loss, which some stacks leave out of what they compile."""
         compiled = self.stack.compiles_loss and self.plan.compile_loss
         return self.style(self.stack.loss) if compiled else self.stack.loss
 
-    def pattern(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
+    def pattern(self, name: str, elements: float, style: NormStyle) -> tuple[list[Stage], list[Stage]]:
         """Returns forward and backward stages of an element-wise pattern over `elements` elements."""
         return self.pattern_in(name, elements, self.style(style))
 
-    def pattern_in(self, name: str, elements: float, style: Style) -> tuple[list[Stage], list[Stage]]:
+    def pattern_in(self, name: str, elements: float, style: NormStyle) -> tuple[list[Stage], list[Stage]]:
         """Does as `pattern`, in exactly the style `style`."""
         pattern, scale = _pattern(name, style), elements * self.act_bytes / 2
         (forward, backward), (n_forward, n_backward), kinds = pattern
@@ -225,6 +225,11 @@ class TransformerKernels(PlanKernels):
         self.tied_elements = shapes.vocab * shapes.hidden
         self.scores = False
         """whether the kernels are those of a reference model, which runs forward passes without adapters"""
+
+    @property
+    def norm_pattern(self) -> str:
+        """The pattern of a norm: the model's kind, or that of norms without weights."""
+        return self.model.norm if self.model.norm_weight else "weightless_norm"
 
     @property
     def transposes_casts(self) -> bool:

@@ -91,7 +91,8 @@ class Section:
             makes += [(y + ".float", wide), (y + ".unit", wide), (y + ".cast", size)]
             saves = tuple(tensor for tensor, _ in makes[1:])
         elements = tokens * width * kernels.stream_bytes // kernels.shapes.act_bytes
-        self.pointwise(name, kind, elements, kernels.stack.norm, (x,), tuple(makes), saves, module, "norm")
+        pattern, style = kernels.norm_pattern, kernels.stack.norm
+        self.pointwise(name, pattern, elements, style, (x,), tuple(makes), saves, module, "norm")
 
     def narrowed(self, x: str, module: int) -> str:
         """Returns the name of the tensor that products read of the residual stream `x`: under autocast its cast."""

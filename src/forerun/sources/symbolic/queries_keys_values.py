@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forerun.describe.model.parameters import qk_norm_widths
 from forerun.describe.model.spec import IndexerSpec
+from forerun.describe.stacks.stack import NormStyle, Stack
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.shapes import ceil_div
@@ -131,9 +132,8 @@ def _rope_and_norms(section: Section, module: int) -> None:
     reads: tuple[str, ...] = ("q",) if fused or not own else ("q", "k")
     if kernels.model.qk_norm:
         section.weights.vectors += _qk_norm_vectors(section)
-        section.pointwise(
-            "attention.qk_norm", kernels.model.norm, elements, kernels.stack.norm, reads, makes, reads, module
-        )
+        pattern, style = kernels.norm_pattern, _narrow_norm(kernels.stack)
+        section.pointwise("attention.qk_norm", pattern, elements, style, reads, makes, reads, module)
         reads = ("q.normed", "k.normed")[: 1 + own]
     makes = (("q.rotated", q), ("k.rotated", kv))[: 1 + own]
     if fused and own:  # rotation copies queries and keys out of the fused projection; values stay in it
@@ -144,6 +144,15 @@ def _rope_and_norms(section: Section, module: int) -> None:
         section.pointwise("attention.rope", "rope", elements, kernels.stack.rope, reads, makes, module=module)
     else:
         section.tape.add(TapeOp("attention.split", "view", module, [], [], reads=reads, makes=()))
+
+
+def _narrow_norm(stack: Stack) -> NormStyle:
+    """Returns the style of norms over a head, whose rows are short.
+
+    ATen's kernel gives each row to a block of threads of which most then idle, so that it gains nothing over one kernel
+    for each operation (pytorch/pytorch pull request 150576: slower "in the narrow case").
+    """
+    return "composed" if stack.norm == "aten" else stack.norm
 
 
 def _qk_norm_vectors(section: Section) -> list[int]:
