@@ -19,8 +19,10 @@ from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.uncertainty import (
     TRACED,
     Quantiles,
+    Work,
     band_words,
     is_fitted,
+    is_measured,
     memory_band,
     residuals,
     time_band,
@@ -56,11 +58,40 @@ def test_the_widening_is_strict_where_nothing_is_calibrated() -> None:
     assert math.log(none.high) / math.log(whole.high) == pytest.approx(widening(0.0, 0.0))
 
 
-def test_a_stack_on_which_nothing_was_fitted_has_a_wider_band_above() -> None:
+def test_memory_of_a_stack_on_which_nothing_was_fitted_has_a_wider_band_above() -> None:
     assert is_fitted(KNOWN)
     assert not is_fitted(NEW)
-    assert time_band(NEW, CLUSTER, 8, 1, 0).high > time_band(KNOWN, CLUSTER, 8, 1, 0).high
     assert memory_band(NEW, "allocated").high > memory_band(KNOWN, "allocated").high
+
+
+def test_a_framework_of_which_nothing_is_published_has_the_widest_band() -> None:
+    unknown = replace(KNOWN, family="a trainer of one's own")
+    few, many = residuals().few_gpus, residuals().few_gpus + 1
+    for n_gpus in (few, many):
+        wide, own = time_band(unknown, CLUSTER, n_gpus, 1, 0), time_band(KNOWN, CLUSTER, n_gpus, 1, 0)
+        assert wide.low <= own.low <= own.high <= wide.high
+    assert time_band(unknown, CLUSTER, few, 1, 0) == time_band(unknown, CLUSTER, many, 1, 0)
+    assert "no published step is of a trainer of one's own" in band_words(unknown, CLUSTER, 8, 1, 0)
+
+
+def test_what_was_never_measured_together_is_said() -> None:
+    said = "were never measured together"
+    for precision, experts, met in (("bf16", False, True), ("nvfp4", False, False), ("bf16", True, False)):
+        words = band_words(KNOWN, CLUSTER, 8, 1, 0, work=Work(precision, experts))
+        assert is_measured(KNOWN, CLUSTER, Work(precision, experts)) is met
+        assert (said in words) is not met
+    assert "Composer, hopper GPUs and 4-bit products were never measured together" in band_words(
+        KNOWN, CLUSTER, 8, 1, 0, work=Work("nvfp4", False)
+    )
+    assert any(said in line for line in ask(dp_shard=16, stack="internevo").explain)
+
+
+def test_large_runs_have_a_band_of_their_own() -> None:
+    few = residuals().few_gpus
+    at, beyond = (time_band(KNOWN, CLUSTER, n, 1, 0) for n in (few, few + 1))
+    assert at != beyond
+    assert f"up to {few} GPUs" in band_words(KNOWN, CLUSTER, few, 1, 0)
+    assert f"more than {few} GPUs" in band_words(KNOWN, CLUSTER, few + 1, 1, 0)
 
 
 def test_a_stack_that_few_steps_inform_is_not_a_fitted_one() -> None:
@@ -85,7 +116,7 @@ def test_a_device_of_unknown_clock_widens_both_sides() -> None:
 def test_more_gpus_than_any_measured_run_widen_the_band() -> None:
     seen = residuals().gpus_seen
     at, beyond, far = (time_band(KNOWN, CLUSTER, n, 1, 0) for n in (seen, 2 * seen, 16 * seen))
-    assert at == time_band(KNOWN, CLUSTER, 1, 1, 0)
+    assert at == time_band(KNOWN, CLUSTER, residuals().few_gpus + 1, 1, 0)
     assert far.low < beyond.low < at.low
     assert at.high < beyond.high < far.high
 
@@ -100,7 +131,7 @@ def test_measured_steps_of_the_user_narrow_the_band_of_a_new_stack() -> None:
 
 def test_shipped_residuals_are_in_order() -> None:
     known = residuals()
-    groups = (known.fitted, known.unfitted, known.anchored, known.device)
+    groups = (known.few, known.many, known.anchored, known.device)
     for group in (*groups, *known.allocated.values(), *known.reserved.values()):
         assert isinstance(group, Quantiles)
         assert group.low < group.high
@@ -185,12 +216,9 @@ def test_a_time_band_adds_the_squares_of_what_widens_it() -> None:
     known = residuals()
     assert is_known(CLUSTER.device)
     unseen = replace(CLUSTER, device=replace(CLUSTER.device, architecture="unknown"))
-    for stack, name in ((KNOWN, "fitted"), (NEW, "unfitted")):
+    for stack in (KNOWN, NEW):
         for cluster, device in ((CLUSTER, Quantiles(0.0, 0.0, 0)), (unseen, known.device)):
-            measured = known.by_architecture[name]
-            every = [getattr(known, name), *measured.values()]
-            widest = Quantiles(min(one.low for one in every), max(one.high for one in every), 0)
-            group = measured.get(cluster.device.architecture, widest)
+            group = known.many
             for doublings in (0, 1, 3):
                 band = time_band(stack, cluster, known.gpus_seen * 2**doublings, 0.5, 0.1)
                 wide, beyond = widening(0.5, 0.1), known.scale * doublings
@@ -205,7 +233,7 @@ def test_a_time_band_adds_the_squares_of_what_widens_it() -> None:
 def test_measured_steps_narrow_each_side_by_itself() -> None:
     known = residuals()
     anchored = time_band(NEW, replace(CLUSTER, rates=KernelRates(memory=1.1)), 8, 1.0, 0.0)
-    own = known.by_architecture["unfitted"][CLUSTER.device.architecture]
+    own = known.few
     low, high = min(-own.low, -known.anchored.low), min(own.high, known.anchored.high)
     assert (anchored.low, anchored.high) == pytest.approx((math.exp(-max(0.0, low)), math.exp(max(0.0, high))))
 
@@ -221,16 +249,13 @@ def test_a_memory_band_is_its_groups_quantiles(figure: str) -> None:
 
 def test_the_words_of_a_band_name_what_widens_it() -> None:
     known = residuals()
-    own = known.by_architecture["fitted"][CLUSTER.device.architecture]
-    plain = band_words(KNOWN, CLUSTER, 1.0, 0.0)
+    plain = band_words(KNOWN, CLUSTER, 8, 1.0, 0.0)
     assert plain == (
-        f"residuals of {own.rows} published steps of {own.sources} sources of stacks with fitted rates, on hopper, "
-        "1.00 times as wide, for what is not calibrated or is communication"
+        f"residuals of {known.few.rows} published steps of {known.few.sources} sources, each left out of the fit, on "
+        f"up to {known.few_gpus} GPUs, 1.00 times as wide, for what is not calibrated or is communication"
     )
     unseen = replace(CLUSTER, device=replace(CLUSTER.device, architecture="unknown"), rates=KernelRates(memory=1.1))
-    wider = band_words(NEW, unseen, 0.0, 0.0)
-    everywhere = f"{known.unfitted.rows} published steps of {known.unfitted.sources} sources"
-    assert f"{everywhere} of stacks to which few steps or none were fitted, on all devices" in wider
+    wider = band_words(NEW, unseen, 8, 0.0, 0.0)
     assert "narrowed by the measured steps that were given" in wider
     assert f"{widening(0.0, 0.0):.2f} times as wide" in wider
     assert f"no measurement tells the clock of {CLUSTER.device.name} under load" in wider

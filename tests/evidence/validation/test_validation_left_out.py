@@ -51,10 +51,10 @@ def test_errors_by_source_and_the_bands_of_new_sources(results: list[RowResult],
     assert found.by_source["other"].mape == 0
     assert found.by_source["all"].compared == found.held.rows == 2
     assert found.over_sources == pytest.approx(0.1)
-    assert set(found.quantiles) == {"fitted"}, "one source is too few for an architecture of its own"
-    assert (found.quantiles["fitted"].rows, found.quantiles["fitted"].sources) == (2, 1)
-    assert found.quantiles["fitted"].low == pytest.approx(0)
-    assert found.quantiles["fitted"].high == pytest.approx(math.log(1.25))
+    assert set(found.quantiles) == {"few"}
+    assert (found.quantiles["few"].rows, found.quantiles["few"].sources) == (2, 1)
+    assert found.quantiles["few"].low == pytest.approx(0)
+    assert found.quantiles["few"].high == pytest.approx(math.log(1.25))
 
 
 def test_every_source_counts_once_in_a_band() -> None:
@@ -73,7 +73,7 @@ def test_the_report_prints_them(results: list[RowResult], tmp_path: Path) -> Non
     print_report(report, Console(file=out, width=160))
     assert "nothing fitted on the row's source" in out.getvalue()
     assert "Mean over sources 20.00%" in out.getvalue()
-    assert "fitted: +0.223 to +0.223 (1 rows of 1 sources)" in out.getvalue()
+    assert "few: +0.223 to +0.223 (1 rows of 1 sources)" in out.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def test_stack_by_its_words(tmp_path: Path, framework: str, software: str, notes
 
 def test_unknown_software_is_taken_as_the_nearest_and_says_so(tmp_path: Path) -> None:
     inputs = mapped(tmp_path, framework="Our own trainer")
-    assert inputs.plan.stack == "torchtitan"
-    assert inputs.notes == ("software Our own trainer: taken as torchtitan",)
+    assert inputs.plan.stack == "other"
+    assert inputs.notes == ("software Our own trainer: taken as other",)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from published import HARDWARE, MEASUREMENTS, MODELS, needs_measurements
 
 from forerun.describe.model.architecture_table import load_architectures
 from forerun.describe.model.parameters import parameter_count
-from forerun.describe.stacks.catalog import DEFAULT_STACK, stack_names
+from forerun.describe.stacks.catalog import UNKNOWN_STACK, stack_names
 from forerun.evidence.validation.hardware import read_hardware
 from forerun.evidence.validation.mapping import Inexpressible, Inputs, map_row
 from forerun.evidence.validation.rows import Measurement, read_measurements
@@ -72,4 +72,4 @@ def test_complete_rows_run_on_known_software(mapped: Mapped) -> None:
 
 
 def test_stacks_of_the_rows_are_shipped(mapped: Mapped) -> None:
-    assert {named_stack(row) or DEFAULT_STACK for row, _ in mapped} <= set(stack_names())
+    assert {named_stack(row) or UNKNOWN_STACK for row, _ in mapped} <= set(stack_names())

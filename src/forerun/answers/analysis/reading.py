@@ -19,7 +19,7 @@ from forerun.answers.analysis.memory_need import MemoryNeed, memory_need
 from forerun.answers.analysis.network_use import network_use
 from forerun.answers.analysis.physics_gate import checked, utilization
 from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.analysis.uncertainty import band_words, memory_band, time_band
+from forerun.answers.analysis.uncertainty import Work, band_words, memory_band, time_band
 from forerun.common.errors import ForerunError
 from forerun.common.shown import Shown
 from forerun.common.units import GIB, PS_PER_S, TERA
@@ -65,6 +65,8 @@ class Subject:
     model_flops_how: str
     """what `model_flops` counts, in words"""
     plan: Plan | None = None
+    experts: bool = False
+    """whether the model has a mixture of experts"""
     pattern: CommunicationPattern | None = None
     """how ranks exchange gradients; None: as NCCL does"""
     sample: str | None = None
@@ -293,7 +295,16 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
             f"{subject.model_flops_how}, attention as if nothing were masked, over the dense peak of {ran.peak_dtype},"
             f" {peak / TERA:,.0f} TFLOP/s",
             covered,
-            band_words(subject.stack, cluster, covered.share, exposed / step_s, group, subject.fell_back),
+            band_words(
+                subject.stack,
+                cluster,
+                subject.n_gpus,
+                covered.share,
+                exposed / step_s,
+                group,
+                subject.fell_back,
+                Work(subject.precision, subject.experts) if subject.plan else None,
+            ),
             use,
             (*link_notes(shared_s), *subject.notes),
         ),

@@ -146,6 +146,7 @@ def _subject(setup: Setup) -> Subject:
         model_flops=flops,
         model_flops_how=how,
         plan=plan,
+        experts=not isinstance(model, LayeredModel) and model.moe is not None,
         pattern=setup.pattern,
         sample=sample,
         samples_per_step=None if sample is None else setup.samples_per_step,

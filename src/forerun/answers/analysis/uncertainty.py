@@ -14,9 +14,9 @@ Gammerman and Shafer, "Algorithmic Learning in a Random World" (2005), 4.5 (grou
 "Conformalized quantile regression" (2019), theorem 2 (two sides apart). Published rows are not exchangeable with a new
 user's run, so `forerun validate` prints how many rows the bands contain.
 
-Groups are runs on a software stack with fitted rates and runs on one without, each by the architecture of the device
-where eight sources measured it, traced programs, and runs for which measured steps were given. A device whose clock
-under load was not fitted adds a variance, and so does each doubling of GPUs beyond the largest measured run.
+Groups are runs on few and on many GPUs, traced programs, and runs for which measured steps were given. A framework of
+which no step is published has the wider ends of all. A device whose clock under load is not known adds a variance, and
+so does each doubling of GPUs beyond the largest measured run.
 `uncertainty.yaml` has the numbers; `evidence/validation/bands.py` and `evidence/traced/report.py` find them.
 """
 
@@ -35,11 +35,9 @@ from forerun.describe.stacks.stack import Stack
 
 TRACED = "traced"
 """the group of traced programs, whatever stack they are read with"""
-_GROUPS = {
-    "fitted": "of stacks with fitted rates",
-    "unfitted": "of stacks to which few steps or none were fitted",
-    TRACED: "of traced programs",
-}
+_WIDE_BITS = 16
+_BITS = {"fp8": 8, "mxfp8": 8, "nvfp4": 4}
+"""bits of a product's operands, by precision; of others all that are wider count as 16"""
 _FITTED = re.compile(r"fitted on (?:whole|(\d+)) published")
 """start of a stack's `fitted` (with its number of steps) and of a device's `source` where measured steps inform them"""
 
@@ -62,10 +60,12 @@ class Residuals:
 
     share: float
     """share of measured runs inside the band"""
-    fitted: Quantiles
-    unfitted: Quantiles
-    by_architecture: Mapping[str, Mapping[str, Quantiles]]
-    """group (`fitted`, `unfitted`) -> architecture of devices that enough sources measured -> quantiles in its place"""
+    few: Quantiles
+    many: Quantiles
+    few_gpus: int
+    """largest number of GPUs to which `few` applies; `many` applies to others"""
+    measured: tuple[tuple[str, str, int, str], ...]
+    """family of stacks, architecture of the device, bits of products, and `dense` or `experts`, of published steps"""
     traced: Quantiles
     anchored: Quantiles
     device: Quantiles
@@ -109,26 +109,48 @@ def residuals() -> Residuals:
         {name: Quantiles(**entry) for name, entry in data.pop(figure).items()}
         for figure in ("time", "allocated", "reserved")
     )
-    by_architecture = {
-        group: {name: Quantiles(**entry) for name, entry in entries.items()}
-        for group, entries in data.pop("by_architecture").items()
-    }
+    data["measured"] = tuple(tuple(entry) for entry in data["measured"])
     del data["source"]
-    return Residuals(**(data | time), by_architecture=by_architecture, allocated=allocated, reserved=reserved)
+    return Residuals(**(data | time), allocated=allocated, reserved=reserved)
 
 
-def _time_quantiles(group: str, architecture: str) -> Quantiles:
-    """Returns the quantiles of a group on devices of `architecture`.
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step has beside its stack and device, as far as bands depend on it."""
 
-    Of an architecture that few sources have nothing is surer than of others: it has the widest ends of all.
-    """
+    precision: str
+    experts: bool
+
+    def words(self) -> str:
+        """Says it in words."""
+        return f"{_BITS.get(self.precision, _WIDE_BITS)}-bit products{' of experts' if self.experts else ''}"
+
+
+def is_measured(stack: Stack, cluster: Cluster, work: Work) -> bool:
+    """Returns whether a published step has the stack's family, the device's architecture and the work together."""
+    kind, bits = "experts" if work.experts else "dense", _BITS.get(work.precision, _WIDE_BITS)
+    return (stack.family, cluster.device.architecture, bits, kind) in residuals().measured
+
+
+def is_known_family(stack: Stack) -> bool:
+    """Returns whether published steps of the stack's family say how far predictions are off."""
+    return any(stack.family == family for family, *_ in residuals().measured)
+
+
+def scale_of(n_gpus: int) -> str:
+    """Returns the group of residuals of a run of `n_gpus`: `few` or `many`."""
+    return "few" if n_gpus <= residuals().few_gpus else "many"
+
+
+def _time_quantiles(stack: Stack, n_gpus: int, group: str | None) -> Quantiles:
+    """Returns the quantiles of a run; a stack of which nothing is measured has the widest ends of all."""
     known = residuals()
-    everywhere: Quantiles = getattr(known, group)
-    measured = known.by_architecture.get(group, {})
-    if architecture in measured:
-        return measured[architecture]
-    each = (everywhere, *measured.values())
-    return replace(everywhere, low=min(one.low for one in each), high=max(one.high for one in each))
+    if group == TRACED:
+        return known.traced
+    own: Quantiles = getattr(known, scale_of(n_gpus))
+    if is_known_family(stack):
+        return own
+    return replace(own, low=min(known.few.low, known.many.low), high=max(known.few.high, known.many.high))
 
 
 def is_fitted(stack: Stack) -> bool:
@@ -155,10 +177,10 @@ def widening(coverage: float, exposed: float) -> float:
 def time_band(
     stack: Stack, cluster: Cluster, n_gpus: int, coverage: float, exposed: float, group: str | None = None
 ) -> Band:
-    """Returns the band of a step's time. `coverage` and `exposed` are those of `widening`; `group` is that of the stack
-    unless given."""
+    """Returns the band of a step's time. `coverage` and `exposed` are those of `widening`; `group` is TRACED for a
+    traced program."""
     known, wider = residuals(), widening(coverage, exposed)
-    sides = _sides(_time_quantiles(group or group_of(stack), cluster.device.architecture))
+    sides = _sides(_time_quantiles(stack, n_gpus, group))
     if cluster.rates != KernelRates():
         sides = tuple(map(min, sides, _sides(known.anchored)))
     device = (0.0, 0.0) if is_known(cluster.device) else _sides(known.device)
@@ -170,19 +192,25 @@ def time_band(
 def band_words(
     stack: Stack,
     cluster: Cluster,
+    n_gpus: int,
     coverage: float,
     exposed: float,
     group: str | None = None,
     fell_back: bool = False,
+    work: Work | None = None,
 ) -> str:
-    """Says in words where `time_band` comes from."""
-    known, name = residuals(), group or group_of(stack)
-    architecture = cluster.device.architecture
-    found, where = _time_quantiles(name, architecture), ""
-    if name in known.by_architecture:
-        where = f", on {architecture}" if architecture in known.by_architecture[name] else ", on all devices"
-    of = f" of {found.sources} sources" if found.sources else ""
-    parts = [f"residuals of {found.rows} published steps{of} {_GROUPS[name]}{where}"]
+    """Says in words where `time_band` comes from, and whether anything like the step was ever measured."""
+    known, found = residuals(), _time_quantiles(stack, n_gpus, group)
+    of = f" of {found.sources} sources, each left out of the fit," if found.sources else ""
+    scale = f"{'up to' if scale_of(n_gpus) == 'few' else 'more than'} {known.few_gpus} GPUs"
+    parts = [
+        f"residuals of {found.rows} published steps{of} {'of traced programs' if group == TRACED else 'on ' + scale}"
+    ]
+    if group != TRACED and not is_known_family(stack):
+        parts.append(f"the widest of all, as no published step is of {stack.family}")
+    elif work is not None and not is_measured(stack, cluster, work):
+        together = f"{stack.family}, {cluster.device.architecture} GPUs and {work.words()}"
+        parts.append(f"though {together} were never measured together")
     if cluster.rates != KernelRates():
         parts.append("narrowed by the measured steps that were given")
     parts.append(f"{widening(coverage, exposed):.2f} times as wide, for what is not calibrated or is communication")

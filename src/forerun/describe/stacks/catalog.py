@@ -21,6 +21,8 @@ from forerun.common.yaml_files import parse_any_yaml
 from forerun.describe.stacks.stack import Stack
 
 DEFAULT_STACK = "torchtitan"
+UNKNOWN_STACK = "other"
+"""the stack of software that no other stack describes"""
 OWN_FOLDER = "FORERUN_STACKS"
 """environment variable that names a folder of further stacks"""
 _SUFFIXES = (".yaml", ".yml")

@@ -8,14 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from forerun.answers.analysis.uncertainty import Quantiles, group_of, residuals, widening
+from forerun.answers.analysis.uncertainty import Quantiles, group_of, residuals, scale_of, widening
 from forerun.core.cost.clock import is_known
 from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation.metrics import COMPARED_MEMORY, mean, measured_memory_gib, measured_time_s
 from forerun.evidence.validation.run import RowResult
-
-LEAST_SOURCES = 8
-"""sources from which a device's architecture has a band of its own"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +86,13 @@ def _time_score(result: RowResult) -> float | None:
 
 
 def source_quantiles(results: Iterable[RowResult]) -> dict[str, Quantiles]:
-    """Returns the `time` of uncertainty.yaml that these rows would give, each predicted with its source left out.
-
-    Keys are groups of stacks, and `group on architecture` where LEAST_SOURCES sources have rows.
-    """
+    """Returns the `few` and `many` of uncertainty.yaml that these rows would give, each with its source left out."""
     scores: dict[str, list[tuple[str, float]]] = {}
     for result in results:
         score = _time_score(result)
-        if score is not None and result.inputs is not None:
-            group, architecture = stack_group(result), result.inputs.cluster.device.architecture
-            for name in (group, f"{group} on {architecture}"):
-                scores.setdefault(name, []).append((result.row.source_id, score))
-    return {
-        name: of_sources(found)
-        for name, found in sorted(scores.items())
-        if " on " not in name or len({source for source, _ in found}) >= LEAST_SOURCES
-    }
+        if score is not None and result.prediction is not None:
+            scores.setdefault(scale_of(result.prediction.n_gpus), []).append((result.row.source_id, score))
+    return {name: of_sources(found) for name, found in sorted(scores.items())}
 
 
 def of_sources(scores: Sequence[tuple[str, float]]) -> Quantiles:

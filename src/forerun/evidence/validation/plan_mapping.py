@@ -11,7 +11,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
 from forerun.describe.plan.complete import complete_plan
 from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
-from forerun.describe.stacks.catalog import DEFAULT_STACK, load_stack
+from forerun.describe.stacks.catalog import UNKNOWN_STACK, load_stack
 from forerun.evidence.validation import wording
 from forerun.evidence.validation.rows import Measurement
 from forerun.evidence.validation.wording import says
@@ -38,7 +38,7 @@ def plan_of(row: Measurement, model: ModelSpec, notes: list[str]) -> Plan:
     It sets only what the row states, so that the stack decides the rest as it does for every user.
     """
     named = wording.named_stack(row)
-    stack = named or DEFAULT_STACK
+    stack = named or UNKNOWN_STACK
     if wording.undated(row, named):
         notes.append(f"version of {row.framework} not stated: taken as {stack}, the middle one of its generations")
     if named is None:
