@@ -88,7 +88,7 @@ def _extract(clone: Path, commit: str, paths: tuple[str, ...], target: Path) -> 
     """Writes the files of `commit`. An index of its own keeps git from noting anything in the clone."""
     with tempfile.TemporaryDirectory(prefix="forerun-index-") as index:
         done = subprocess.run(
-            ["git", "-C", str(clone), f"--work-tree={target}", "checkout", "--quiet", commit, "--", *paths],
+            ["git", "-C", str(clone), f"--work-tree={target.absolute()}", "checkout", "--quiet", commit, "--", *paths],
             env=os.environ | {"GIT_INDEX_FILE": str(Path(index) / "index")},
             capture_output=True,
             text=True,

@@ -25,6 +25,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
 from torch.utils.data import DataLoader
 
+from forerun.sources.trace.inside import list_operators
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.recorder import Recorder
 from forerun.sources.trace.inside.unseen import stand_in
@@ -43,6 +44,7 @@ def install(mode: VirtualMode, recorder: Recorder) -> None:
     _data_of_another_kind(mode)
     _deep_copies()
     _multi_tensor_kernels()
+    list_operators.install()
     _storages(recorder)
     _addresses()
     _quiet_propagation(recorder)

@@ -25,7 +25,7 @@ from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
 from forerun.sources.trace.inside.torch_versions.adapters import adapt_compiler
-from forerun.sources.trace.inside.torch_versions.graph_passes import keep_passes_linear
+from forerun.sources.trace.inside.torch_versions.graph_passes import skip_unchanged_nodes
 
 # These modules have type Any, because this module replaces their functions.
 inductor: Any = importlib.import_module("torch._inductor.compile_fx")
@@ -49,7 +49,7 @@ class Backend:
         self.places = Places(modules)
         self._failed = failed
         adapt_compiler()
-        keep_passes_linear()
+        skip_unchanged_nodes()
         dynamo.install(failed)
         padding.install()
         if older_dynamo.install(release):

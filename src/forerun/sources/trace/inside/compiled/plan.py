@@ -143,9 +143,9 @@ def _readers(node: Node, holders: dict[Node, list[Step]]) -> list[Node]:
 def _find_dying(steps: Sequence[Step], output: Node) -> None:
     seen = set(output.all_input_nodes)
     for step in reversed(steps):
-        touched = {n for node in (*step.nodes, *step.computed) for n in (node, *node.all_input_nodes)}
+        touched = dict.fromkeys(n for node in (*step.nodes, *step.computed) for n in (node, *node.all_input_nodes))
         step.dying = [node for node in touched if node not in seen]
-        seen |= touched
+        seen |= touched.keys()
 
 
 def _find_freed(steps: Sequence[Step], output: Node, foreign: set[Node]) -> None:
