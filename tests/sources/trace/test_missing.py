@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forerun.sources.trace.inside.missing import reason
+from forerun.sources.trace.inside.missing import absent, reason
 
 
 def raised(broken):
@@ -32,3 +32,12 @@ def test_a_package_that_the_error_names_is_named_once():
 @pytest.mark.parametrize("error", [ValueError("other"), raised("json.no_such_part")])
 def test_other_errors_stay_as_they_are(error):
     assert reason(error) == f"{type(error).__name__}: {error}"
+
+
+def test_a_package_that_a_hidden_import_lacks_is_found(tmp_path, monkeypatch):
+    for name, text in {"__init__": "", "whole": "", "broken": "import no_such_package_at_all"}.items():
+        (tmp_path / "zoo").mkdir(exist_ok=True)
+        (tmp_path / "zoo" / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert absent(["zoo.none", "zoo.broken"], "zoo").name == "no_such_package_at_all"
+    assert absent(["zoo.none", "zoo.whole"], "zoo") is None

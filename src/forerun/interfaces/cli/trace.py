@@ -63,7 +63,7 @@ class RunOptions:
     ] = 0.0
     dynamo: Annotated[
         str,
-        typer.Option(metavar="RELEASE", help="Break graphs where Dynamo of this release of torch does (2.9)."),
+        typer.Option(metavar="RELEASE", help="Break graphs and recompute as this release of torch does (2.9)."),
     ] = _DEFAULT.dynamo
     tokens_per_step: Annotated[
         int | None,

@@ -35,7 +35,8 @@ class Job:
     """0: routing is balanced; s: expert i is chosen in proportion to 1 / (i + 1) ** s."""
     device: str = "h100"
     dynamo: str = ""
-    """The release of torch whose Dynamo decides where graphs break, such as '2.9'; '' is the installed one."""
+    """The release of torch that decides where graphs break and what selective checkpoints recompute, such as '2.9'; ''
+    is the installed one."""
     alone: bool = False
     """Whether to record no other rank, even where this one sends to others."""
     working_folder: str = ""

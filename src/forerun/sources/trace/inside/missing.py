@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from importlib import import_module
 from importlib.util import find_spec
 
 
@@ -13,6 +15,22 @@ def reason(error: BaseException) -> str:
     if name is None or f"'{name}'" in said:
         return said
     return f"the package {name} is not installed, which led to {said}"
+
+
+def absent(modules: Iterable[str], own: str) -> ModuleNotFoundError | None:
+    """Imports `modules`, and returns the first failure to find a package other than `own`, None where there is none.
+
+    A program that tries several modules until one can be imported hides why none could.
+    """
+    for module in modules:
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and error.name.partition(".")[0] != own:
+                return error
+        except ImportError:
+            pass
+    return None
 
 
 def _missing(error: BaseException) -> str | None:

@@ -12,7 +12,7 @@ import torch
 
 from forerun.common.errors import ForerunError
 from forerun.sources.trace import opaque
-from forerun.sources.trace.inside import effects, patches
+from forerun.sources.trace.inside import effects, older_checkpoints, patches
 from forerun.sources.trace.inside.compiled import install as compile
 from forerun.sources.trace.inside.device import cuda_module, device_kernels, flash_attention, kernel_hub, storages
 from forerun.sources.trace.inside.device.attention_choice import install as install_attention
@@ -71,6 +71,7 @@ class World:
         self.mode = VirtualMode(self.recorder, self.oracle, process_group.handle)
         patches.install(self.mode, self.recorder)
         storages.install(self.mode)
+        older_checkpoints.install(job.dynamo)
         ddp.install(self.recorder)
         effects.install(self.recorder, job.local_rank, Path(job.folder) / f"rank{job.rank}.bin", device.name)
         flash_attention.install(self.recorder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ConfigManager
 
 from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside.missing import absent
 from forerun.sources.trace.inside.titan.data import Batches, NoText, assign, checked, end_of_text, parsed
 from forerun.sources.trace.inside.titan.loop import loop_of
 from forerun.sources.trace.marks import mark_loop
@@ -36,6 +37,8 @@ _OTHER_DEFAULTS = ("--training.disable_cuda_graphs", "--parallelism.spmd_backend
 spmd_types is replaced, because it shards plain parameters over a mesh of all dimensions, which FSDP of torch 2.13
 refuses (`all parameters must be DTensors on the full SPMD mesh`)."""
 
+_MODELS = ("torchtitan.models", "torchtitan.experiments")
+"""The packages in which torchtitan looks for a model."""
 _MISSING = object()
 
 
@@ -89,9 +92,22 @@ def parse(what: str, module: str, config: str, flags: Sequence[str]) -> Any:
         ForerunError: the configuration or a setting is not known.
     """
     own = ["--module", module, "--config", config]
-    known = parsed(lambda: ConfigManager()._load_config(own)[0], what)
+    known = parsed(lambda: _imported(module, ConfigManager()._load_config, own)[0], what)
     every = [*own, *filter(partial(_has, known), _OTHER_DEFAULTS), *checked(known, flags, what)]
     return parsed(lambda: ConfigManager().parse_args(every), what)
+
+
+def _imported(module: str, load: Callable[[Sequence[str]], Any], own: Sequence[str]) -> Any:
+    """Returns `load(own)`. torchtitan takes every failed import of a model for a model that it does not have.
+
+    Raises:
+        ImportError: names the package that the model imports and that is missing.
+    """
+    try:
+        return load(own)
+    except ImportError as error:
+        cause = absent((f"{package}.{module}.config_registry" for package in _MODELS), "torchtitan")
+        raise cause or error from None
 
 
 def _has(config: Any, flag: str) -> bool:
