@@ -62,17 +62,27 @@ def flops(path: Path, kind: OpKind, rank_class: int = 0) -> float:
 # -- versions and settings -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("files", "release"), [(["protocols/train_spec.py"], 0), ([], 1)])
-def test_a_checkout_on_the_path_is_known_by_its_structure(files, release, tmp_path, monkeypatch):
+def made_checkout(files, folder, monkeypatch):
     def missing(name):
         raise PackageNotFoundError(name)
 
     for name in ["__init__.py", "train.py", *files]:
-        (tmp_path / "torchtitan" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "torchtitan" / name).touch()
+        (folder / "torchtitan" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "torchtitan" / name).touch()
     monkeypatch.setattr(titan, "version", missing)
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.parametrize(("files", "release"), [(["protocols/train_spec.py"], 0), ([], 1)])
+def test_a_checkout_on_the_path_is_known_by_its_structure(files, release, tmp_path, monkeypatch):
+    made_checkout(["components/dataloader.py", *files], tmp_path, monkeypatch)
     assert titan.installed_version() == titan.SUPPORTED[release]
+
+
+def test_a_checkout_after_the_last_version_is_named_as_that(tmp_path, monkeypatch):
+    made_checkout(["components/data/loader.py"], tmp_path, monkeypatch)
+    with pytest.raises(ForerunError, match=r"version after 0\.3\.0, which can't be traced; check out v0\.3\.0 there"):
+        titan.installed_version()
 
 
 def test_missing_torchtitan_is_one_clear_line(monkeypatch):

@@ -47,6 +47,9 @@ def _of_checkout() -> str:
     """Returns the supported version that a checkout on PYTHONPATH has the structure of, "" where there is none.
 
     The version file of a checkout names the release before, so it does not tell.
+
+    Raises:
+        ForerunError: its structure is that of no supported version.
     """
     found = find_spec("torchtitan")
     if found is None or not found.submodule_search_locations:
@@ -54,6 +57,11 @@ def _of_checkout() -> str:
     folder = Path(next(iter(found.submodule_search_locations)))
     if not (folder / "train.py").is_file():
         return ""
+    if not (folder / "components" / "dataloader.py").is_file():
+        raise ForerunError(
+            f"--torchtitan: {folder} has the data loaders of a version after {SUPPORTED[-1]}, which can't be traced;"
+            f" check out v{SUPPORTED[-1]} there"
+        )
     return SUPPORTED[0] if (folder / "protocols" / "train_spec.py").is_file() else SUPPORTED[1]
 
 
