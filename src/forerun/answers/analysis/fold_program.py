@@ -9,8 +9,8 @@ so the folded run equals the unfolded one to the picosecond (tests/answers/analy
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -70,11 +70,9 @@ def fold(program: Program, costs: StepCosts) -> Folded:
     is_closed = np.zeros(len(blocks), np.bool_)
     is_closed[list(closed)] = True
     for cls in program.rank_classes:
-        steps: list[int] = []
-        for start, end in _runs(is_closed[cls.block] & _quiet(cls, traffic)):
-            if start < 0:  # a step that is not folded
-                steps.append(end)
-                continue
+        foldable = is_closed[cls.block] & _quiet(cls, traffic)
+        steps, stays = np.arange(len(foldable)), ~foldable
+        for start, end in _runs(foldable):
             numbers = cls.block[start:end]
             key = numbers.tobytes()
             if key not in runs:
@@ -86,10 +84,10 @@ def fold(program: Program, costs: StepCosts) -> Folded:
                 else:
                     runs[key] = -1
             if runs[key] < 0:
-                steps += range(start, end)
+                stays[start:end] = True
             else:
-                steps.append(-1 - runs[key])
-        classes.append(_rewrite(cls, steps))
+                steps[start], stays[start] = -1 - runs[key], True
+        classes.append(_rewrite(cls, steps[stays]))
     folded = replace(program, ops=_with_macros(program.ops, macros), blocks=tuple(blocks), rank_classes=tuple(classes))
     split_ps, inside_ps = _macro_splits(n_ops, macros)
     return Folded(folded, _macro_costs(costs, macros), split_ps, inside_ps)
@@ -253,21 +251,14 @@ def _quiet(cls: RankClass, traffic: _Traffic) -> Mask:
     return quiet
 
 
-def _runs(foldable: Mask) -> list[tuple[int, int]]:
-    """Returns (start, end) of every run of foldable steps, and (-1, step) for every other step, in order."""
-    out: list[tuple[int, int]] = []
-    edges = np.flatnonzero(np.diff(foldable.astype(np.int8))) + 1
-    for start, end in pairwise([0, *edges.tolist(), len(foldable)]):
-        if start < end and foldable[start]:
-            out.append((start, end))
-        else:
-            out += [(-1, step) for step in range(start, end)]
-    return out
+def _runs(foldable: Mask) -> Iterator[tuple[int, int]]:
+    """Yields (start, end) of every run of foldable steps."""
+    edges = np.flatnonzero(np.diff(foldable, prepend=False, append=False))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-def _rewrite(cls: RankClass, steps: list[int]) -> RankClass:
-    """Returns `cls` with `steps`: a number from 0 keeps that step, a negative one is a folded block."""
-    chosen = np.array(steps, np.int64)
+def _rewrite(cls: RankClass, chosen: I64) -> RankClass:
+    """Returns `cls` with the steps `chosen`: a number from 0 keeps that step, a negative one is a folded block."""
     stays = np.maximum(chosen, 0)
     block = np.where(chosen >= 0, cls.block[stays], -1 - chosen)
     return replace(

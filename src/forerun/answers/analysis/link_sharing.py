@@ -14,15 +14,21 @@ def shared_ps(flat: FlatProgram, costs: StepCosts, timeline: Timeline, inside_ps
 
     `inside_ps` (n_ops,) is the same inside ops that stand for a run of blocks, 0 for other ops.
     """
-    n_classes = len(flat.class_ptr) - 1
-    longer = np.zeros(len(flat), np.int64)
+    out = np.zeros(len(flat.class_ptr) - 1, np.int64)
     if costs.demand is not None:
-        asks = costs.demand.asks[flat.op]
-        longer = np.where(asks, timeline.end_ps - timeline.start_ps - costs.duration_ps[flat.op], 0)
-    if inside_ps is not None:
-        longer = longer + inside_ps[flat.op]
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(longer)])[flat.class_ptr]
-    out: I64 = np.diff(ends).reshape(n_classes)
+        asking = np.flatnonzero(costs.demand.asks[flat.op])
+        longer = timeline.end_ps[asking] - timeline.start_ps[asking] - costs.duration_ps[flat.op[asking]]
+        out += _by_class(flat, asking, longer)
+    if inside_ps is not None and inside_ps.any():
+        standing = np.flatnonzero((inside_ps != 0)[flat.op])
+        out += _by_class(flat, standing, inside_ps[flat.op[standing]])
+    return out
+
+
+def _by_class(flat: FlatProgram, nodes: I64, values: I64) -> I64:
+    """Returns the sums of the `values` of `nodes`, which are in order, by rank class, (n_classes,)."""
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(values)])[np.searchsorted(nodes, flat.class_ptr)]
+    out: I64 = np.diff(ends)
     return out
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,8 +29,8 @@ from forerun.sources.symbolic.layered import staged_layers
 from forerun.sources.symbolic.mesh import groups_of
 from forerun.sources.symbolic.optimizer import optimizer_block, resident_bytes
 from forerun.sources.symbolic.pipeline import Wires
-from forerun.sources.symbolic.repeated_turns import RepeatedTurns
-from forerun.sources.symbolic.schedule import Action, Turn, rank_stages, rank_turns, stage_rank
+from forerun.sources.symbolic.repeated_turns import OrderedTurns, RepeatedTurns, ordered_turns
+from forerun.sources.symbolic.schedule import Action, Turn, rank_stages, stage_rank
 from forerun.sources.symbolic.segments import in_turns
 from forerun.sources.symbolic.steps import Around, Part, Steps
 from forerun.sources.symbolic.weights import Weights
@@ -69,6 +68,7 @@ class _Builder:
         self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
         self._parts: dict[int, tuple[Any, ...]] = {}
         """what the parts of a unit share: all fields of Part after its layer"""
+        self._exchanging: dict[int, bool] = {}
         self.wires = Wires(self.kernels, self._add)
         self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"
         wider = DTYPE_BYTES[self.kernels.accumulate_dtype] > self.kernels.grad_bytes
@@ -140,7 +140,7 @@ class _Builder:
         stages = [[self._part(unit, layer) for unit, layer in stage] for stage in self.staged.stages]
         classes = []
         for rank in range(self.plan.pp):
-            order, mine = rank_turns(self.plan, rank), rank_stages(self.plan, rank)
+            order, mine = ordered_turns(self.plan, rank), rank_stages(self.plan, rank)
             parts = [part for stage in mine for part in stages[stage]]
             steps = self._steps(order, stages)
             weights = self._weights(parts, rank)
@@ -187,23 +187,20 @@ class _Builder:
             weights.drop_tied(self.kernels.tied_elements)
         return weights
 
-    def _steps(self, order: Sequence[Turn], stages: list[list[Part]]) -> Steps:
+    def _steps(self, turns: OrderedTurns, stages: list[list[Part]]) -> Steps:
         steps, plan = Steps(), self.plan
         steps.add(self._add(self.staged.opening))
-        passes = [action for turn in order for action in turn]
+        order, ends = turns.turns, turns.ends
         if plan.activation_offload:
             whole = self.kernels.stack.offload_turn == "pass"
+            passes = (action for turn in order for action in turn)
             steps.activation_offload = ActivationOffload(passes, [len(parts) for parts in stages], whole)
             steps.stages = stages
-        microbatches: defaultdict[int, list[int]] = defaultdict(list)
-        for action in passes:
-            microbatches[action.stage].append(action.microbatch)
-        ends = {stage: (min(some), max(some)) for stage, some in microbatches.items()}
         blocking = plan.pp > 1 and not self.kernels.stack.p2p_overlap
-        known = RepeatedTurns(order, ends)
-        for i, turn in enumerate(order):
-            if known.repeat(steps, i):
-                continue
+        known = RepeatedTurns(turns)
+        i = known.repeat(steps, 0)
+        while i < len(order):
+            turn = order[i]
             steps.now = turn[0].microbatch
             self._receive(steps, order, i, blocking)
             if len(turn) > 1:
@@ -213,6 +210,7 @@ class _Builder:
             for action in turn:
                 self._send(steps, action)
             known.keep(steps, i)
+            i = known.repeat(steps, i + 1)
         return steps
 
     def _alone_in_turn(self, steps: Steps, action: Action, parts: list[Part], ends: tuple[int, int]) -> None:
@@ -254,9 +252,16 @@ class _Builder:
         groups: list[list[_Piece]] = [[]]
         for piece in pieces:
             groups[-1].append(piece)
-            if Stream.EP in self.blocks[piece[2]].stream:
+            if self._exchanges(piece[2]):
                 groups.append([])
         return groups
+
+    def _exchanges(self, block: int) -> bool:
+        """Says whether block number `block` has an exchange of tokens."""
+        found = self._exchanging.get(block)
+        if found is None:
+            found = self._exchanging[block] = bool((self.blocks[block].stream == Stream.EP).any())
+        return found
 
     def _send(self, steps: Steps, action: Action) -> None:
         """Sends what a pass has made to the rank of the next pass."""

@@ -2,66 +2,107 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
-from forerun.sources.symbolic.schedule import Turn
+from forerun.describe.plan.plan import Plan
+from forerun.sources.symbolic.schedule import Turn, rank_turns
 from forerun.sources.symbolic.steps import Steps
 
-_Key: TypeAlias = tuple[object, ...]
+_State: TypeAlias = tuple[int, ...]
 
 
-class RepeatedTurns:
-    """The steps of the turns of one rank, to copy where a turn is like an earlier one.
+@dataclass(frozen=True, slots=True)
+class OrderedTurns:
+    """The turns of one rank in order, with what all plans of its schedule share."""
+
+    turns: tuple[Turn, ...]
+    ends: Mapping[int, tuple[int, int]]
+    """stage -> its first and last micro batch"""
+    microbatches: Sequence[tuple[int, ...]]
+    """the micro batch of each pass of each turn"""
+    alike: Sequence[int]
+    """a number that alike turns share; -1 for a turn that is like no other
 
     Turns are alike where they run the same passes through the same stages, before a turn that does so too. The first
     and the last micro batch of a stage are like no others, as they start and finish its gradients.
     """
 
-    def __init__(self, order: Sequence[Turn], ends: Mapping[int, tuple[int, int]]) -> None:
-        """`ends` has the first and the last micro batch of each stage."""
-        self._order, self._ends = order, ends
-        self._known: dict[_Key, tuple[list[int], list[int], list[int]]] = {}
-        """key -> block, place in the turn of the pass whose micro batch it has, and layer of each step"""
-        self._start = 0
-        self._key: _Key | None = None
-        self._before: _Key = ()
 
-    def repeat(self, steps: Steps, number: int) -> bool:
-        """Appends the steps of turn `number` where they are known, and says whether they are."""
-        self._key, self._start, self._before = self._like(steps, number), len(steps.block), _state(steps)
-        found = None if self._key is None else self._known.get(self._key)
-        if found is None:
-            return False
-        blocks, places, layers = found
-        microbatches = [action.microbatch for action in self._order[number]]
-        steps.block += blocks
-        steps.microbatch += [microbatches[place] for place in places]
-        steps.layer += layers
-        steps.now = microbatches[-1]
-        return True
+def ordered_turns(plan: Plan, rank: int) -> OrderedTurns:
+    """Returns the turns of pipeline rank `rank` of `plan`."""
+    return _ordered(rank_turns(plan, rank))
+
+
+@lru_cache(maxsize=4096)
+def _ordered(turns: tuple[Turn, ...]) -> OrderedTurns:
+    microbatches = [tuple([action.microbatch for action in turn]) for turn in turns]
+    of_stage: defaultdict[int, list[int]] = defaultdict(list)
+    for turn in turns:
+        for action in turn:
+            of_stage[action.stage].append(action.microbatch)
+    ends = {stage: (min(some), max(some)) for stage, some in of_stage.items()}
+    passes = [tuple([(action.kind, action.stage) for action in turn]) for turn in turns]
+    numbers: dict[tuple[object, ...], int] = {}
+    alike: list[int] = []
+    for turn, own, here, later in zip(turns, microbatches, passes, [*passes[1:], ()], strict=True):
+        at_an_end = not alike or any(action.microbatch in ends[action.stage] for action in turn)
+        pairs = tuple([own.index(microbatch) for microbatch in own])
+        alike.append(-1 if at_an_end else numbers.setdefault((here, pairs, later), len(numbers)))
+    return OrderedTurns(turns, ends, microbatches, alike)
+
+
+class RepeatedTurns:
+    """The steps of the turns of one rank, to copy where a turn is like an earlier one."""
+
+    def __init__(self, order: OrderedTurns) -> None:
+        self._order = order
+        self._known: defaultdict[_State, dict[int, tuple[list[int], list[int], list[int]]]] = defaultdict(dict)
+        """what steps depend on beside their turn -> number of alike turns -> block, place in the turn of the pass whose
+        micro batch it has, and layer of each step"""
+        self._start = 0
+        self._before: _State = ()
+
+    def repeat(self, steps: Steps, number: int) -> int:
+        """Appends the steps of turn `number` and of those after it as long as they are known.
+
+        Returns the number of the first turn that is not. Known turns don't change the state that later ones depend on.
+        """
+        self._before = _state(steps)
+        if steps.activation_offload is None:
+            number = self._copied(steps, number)
+        self._start = len(steps.block)
+        return number
+
+    def _copied(self, steps: Steps, number: int) -> int:
+        known, microbatches, alike = self._known[self._before], self._order.microbatches, self._order.alike
+        end = len(alike)
+        while number < end:
+            found = known.get(alike[number])
+            if found is None:
+                break
+            blocks, places, layers = found
+            own = microbatches[number]
+            steps.block += blocks
+            steps.microbatch += [own[place] for place in places] if len(own) > 1 else own * len(blocks)
+            steps.layer += layers
+            steps.now = own[-1]
+            number += 1
+        return number
 
     def keep(self, steps: Steps, number: int) -> None:
         """Notes the steps of turn `number`, the last ones, unless they change what later steps depend on."""
-        if self._key is None or _state(steps) != self._before:
+        alike = self._order.alike[number]
+        if alike < 0 or steps.activation_offload is not None or _state(steps) != self._before:
             return
-        microbatches = [action.microbatch for action in self._order[number]]
-        places = [microbatches.index(microbatch) for microbatch in steps.microbatch[self._start :]]
-        self._known[self._key] = steps.block[self._start :], places, steps.layer[self._start :]
-
-    def _like(self, steps: Steps, number: int) -> _Key | None:
-        """Returns what alike turns have in common; None for a turn that is like no other."""
-        turn = self._order[number]
-        at_an_end = any(action.microbatch in self._ends[action.stage] for action in turn)
-        if steps.activation_offload is not None or number == 0 or at_an_end:
-            return None
-        later = self._order[number + 1] if number + 1 < len(self._order) else ()
-        passes = tuple((action.kind, action.stage) for action in turn)
-        microbatches = [action.microbatch for action in turn]
-        pairs = tuple(microbatches.index(microbatch) for microbatch in microbatches)
-        return passes, pairs, tuple((action.kind, action.stage) for action in later), *_state(steps)
+        own = self._order.microbatches[number]
+        places = [own.index(microbatch) for microbatch in steps.microbatch[self._start :]]
+        self._known[self._before][alike] = steps.block[self._start :], places, steps.layer[self._start :]
 
 
-def _state(steps: Steps) -> _Key:
+def _state(steps: Steps) -> _State:
     """Returns what the next steps depend on, beside their turn."""
     return steps.gathers, steps.opens, steps.gathered, steps.reducing, len(steps.bucket)
