@@ -146,6 +146,49 @@ def test_bounds_of_any_plan_never_exceed_what_is_predicted(name, stack):
     assert len(held_to_simulations(model, table, stack, range(len(plans)))) > 8
 
 
+BESIDE = {
+    "n_microbatches": (4, 8, 12),
+    **dict.fromkeys(("dp_shard", "ep"), (2, 4, 8)),
+    "cp": (1, 1, 2),
+    "tp": (1, 2, 4, 8),
+    "pp": (1, 2, 4),
+    "zero_stage": (1, 2, 3),
+    "pp_schedule": ("1F1B", "Interleaved1F1B", "DualPipeV", "DualPipe"),
+    "virtual_stages": (1, 2),
+    "dispatcher": ("auto", "deepep", "hybridep"),
+    "activation_checkpointing": ("none", "selective", "full"),
+}
+
+
+@pytest.mark.parametrize("stack", ["megatron-core", "deepspeed"])
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v2-lite"])
+def test_bounds_of_passes_side_by_side_never_exceed_what_is_predicted(name, stack):
+    model, draw = replace(load_model(name), n_layers=8), random.Random(name)
+    plans: list[Plan] = []
+    while len(plans) < 8:
+        values = {field: draw.choice(some) for field, some in BESIDE.items()}
+        try:
+            plan = Plan(seq_len=1024, stack=stack, expert_overlap=True, **values)
+        except ForerunError:
+            continue
+        if refuse(model, plan, CLUSTER) is None:
+            plans.append(plan)
+    table = SpaceTable.of_plans(plans, CLUSTER.node_size)
+    assert len(held_to_simulations(model, table, stack, range(len(plans)))) > 3
+
+
+@pytest.mark.parametrize("dispatcher", ["auto", "deepep"])
+def test_the_time_bound_is_close_where_exchanges_are_not_hidden(dispatcher):
+    model = replace(load_model("deepseek-v3"), n_layers=16)
+    plan = Plan(4096, dp_shard=64, tp=2, pp=2, ep=64, n_microbatches=16, zero_stage=1, dispatcher=dispatcher)
+    plan = replace(plan, pp_schedule="Interleaved1F1B", virtual_stages=2, expert_overlap=True, stack="megatron-core")
+    table = SpaceTable.of_plans([plan], CLUSTER.node_size)
+    screening = Screening(UnitRuns(model, CLUSTER, n_gpus=plan.world_size), plan.stack)
+    bound_s = TimeBound(screening).least_step_s(table.plan(0), table.groups[0])
+    step_s = predict(model, plan, CLUSTER).step_time_s
+    assert 0.93 * step_s < bound_s <= step_s
+
+
 @pytest.mark.parametrize("stack", ["torchtitan", "megatron-core"])
 def test_bounds_hold_for_every_optimizer(stack):
     model = replace(load_model("mixtral-8x7b"), n_layers=FEW_LAYERS)

@@ -22,7 +22,7 @@ from forerun.describe.plan.plan import Plan
 
 Predictor: TypeAlias = Callable[[ModelSpec, Plan, Cluster], Prediction]
 Answer: TypeAlias = "Prediction | Refused"
-WORTH_A_POOL = 16
+WORTH_A_POOL = 8
 """fewer plans than this are predicted in this process"""
 
 

@@ -43,9 +43,11 @@ from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 
-BATCHES = (16, 16, 32, 64)
-"""sizes of the batches that are simulated before the bound is read again; the last one repeats. They are fixed so that
-every machine simulates the same plans"""
+BATCHES = (8, 8, 16, 32, 64)
+"""sizes of the batches after the first that are simulated before the bound is read again; the last one repeats. They are
+fixed so that every machine simulates the same plans"""
+_FIRST = (4, 16)
+"""least and greatest size of the first batch, which has as many plans as there are places"""
 Place = tuple[ModelSpec, Cluster, int, int, int]
 """model, cluster, number of GPUs, sequence length and global batch of a question"""
 _OF_A_CHOICE = 4
@@ -253,7 +255,8 @@ class Simulating:
         """Simulates batch after batch until the bound passes the last place."""
         rows = np.flatnonzero(~self.screened.too_large)
         queue = self._queue(rows)
-        done, total, sizes = 0, len(rows), chain(BATCHES, repeat(BATCHES[-1]))
+        first = min(max(self._keep, _FIRST[0]), _FIRST[1])
+        done, total, sizes = 0, len(rows), chain((first, *BATCHES), repeat(BATCHES[-1]))
         while batch := queue.next(next(sizes), self.last_place):
             plans = [self._table.plan(row) for row in batch]
             for row, answer in zip(batch, answers.run(plans), strict=True):

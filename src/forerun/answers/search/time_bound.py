@@ -28,6 +28,7 @@ from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.exchanges import Exchange, gathered_bytes, gathers, reductions, shard_axis, shard_elements
 from forerun.sources.symbolic.fsdp_units import EMBEDDING, HEAD
+from forerun.sources.symbolic.repeated_turns import turn_counts
 from forerun.sources.symbolic.states import clipping_bytes
 
 
@@ -60,6 +61,8 @@ class TimeBound:
         pipeline = self._pipeline(plan)
         around = self._around(plan, groups, size)
         end = self._end_s(plan, groups, units, size, pipeline, around)
+        if plan.expert_overlap:
+            end = np.maximum(end, self._beside_s(plan, groups, units, pipeline))
         first, fewest = self._elements(pipeline, size)
         least, own = (self._after_s(plan, groups, *elements) for elements in (fewest, first))
         last = 0.0 if pipeline.split else float(around.reduce[EMBEDDING])
@@ -154,6 +157,27 @@ class TimeBound:
             )
             self._ends[key] = pipeline.run(times, plan.n_microbatches, not self._stack.p2p_overlap)
         return self._ends[key]
+
+    def _beside_s(self, plan: Plan, groups: Groups, units: UnitTimes, pipeline: Pipeline) -> F64:
+        """Returns the least seconds at which each rank's last pass ends, (pp,), by the turns of one rank after another.
+
+        A rank starts when one micro batch has come through the stages before its first; after its last backward pass
+        through that stage the gradients go back through the stages before.
+        """
+        counts = [turn_counts(plan, rank) for rank in range(plan.pp)]
+        kinds = {turn: pipeline.turn_units(turn) for count in counts for turn in count}
+        every = list(dict.fromkeys(kinds.values()))
+        seconds = dict(zip(every, self._runs.turns(plan, groups, every).tolist(), strict=True))
+        end = np.array([sum(n * seconds[kinds[turn]] for turn, n in count.items()) for count in counts])
+        if plan.stage_copies > 1:
+            return end
+        forward, backward = pipeline.counts @ units.forward, pipeline.counts @ units.backward
+        end[1:] += np.cumsum(forward[: plan.pp - 1])
+        if pipeline.split:
+            return end
+        end[1:] += np.cumsum(backward[: plan.pp - 1])
+        end[0] = end.max()
+        return end
 
     def _border_s(self, plan: Plan, groups: Groups, size: UnitSizes, pipeline: Pipeline) -> F64:
         """Returns the seconds of a transfer over the border after each stage, (n_stages,)."""

@@ -7,8 +7,9 @@ processes build and run them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import gcd
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
 from forerun.core.engine.simulate import simulate
 from forerun.core.memory.profile import profile
 from forerun.core.network.network_file import Network
-from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, Program, RankClass
+from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, Program, RankClass, Stream
 from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
@@ -32,6 +33,8 @@ from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.fsdp_units import UnitKind, Units, build_units, n_unit_kinds
 from forerun.sources.symbolic.kernels import MODULES, TransformerKernels
 from forerun.sources.symbolic.mesh import groups_of
+from forerun.sources.symbolic.schedule import Pass
+from forerun.sources.symbolic.segments import exchanges_tokens, in_turns, segments
 from forerun.sources.symbolic.weights import Weights
 
 if TYPE_CHECKING:
@@ -86,6 +89,8 @@ class UnitTimes:
     weights: F64
 
 
+TurnUnits = tuple[tuple[Pass, tuple[UnitKind, ...]], ...]
+"""the passes of a turn, each with the units of its stage in model order"""
 Key = tuple[Plan, bool]
 """a plan of units alone, and whether weight gradients are passes of their own"""
 Place = tuple[object, ...]
@@ -129,6 +134,7 @@ class UnitRuns:
         self._keys: dict[Plan, Key] = {}
         self._built: dict[Key, BuiltUnits] = {}
         self._found: dict[Key, _Found] = {}
+        self._turns: dict[tuple[Key, Place, tuple[TurnUnits, ...]], F64] = {}
         self._processes = Processes(self._find, workers, WORTH_A_POOL)
 
     def __enter__(self) -> Self:
@@ -168,6 +174,16 @@ class UnitRuns:
         for task, answer in zip(todo, self._processes.run(todo), strict=True):
             self._found.setdefault(task.key, answer).times.update(answer.times)
 
+    def turns(self, plan: Plan, groups: Groups, turns: Sequence[TurnUnits]) -> F64:
+        """Returns the seconds of `turns` of the units of `plan` with its groups at the places of `groups`, (turns,)."""
+        key = (self._key(plan), self.place(groups), tuple(turns))
+        if key not in self._turns:
+            built = self._built.get(key[0])
+            if built is None:
+                built = self._built[key[0]] = BuiltUnits(self.model, self.cluster, *key[0])
+            self._turns[key] = built.turns(self, {axis: groups[axis] for axis in INSIDE}, turns)
+        return self._turns[key]
+
     def place(self, groups: Groups) -> Place:
         """Returns the place of the units' groups as far as it changes their time: the ranks themselves matter only on a
         network."""
@@ -198,7 +214,7 @@ class BuiltUnits:
         self._model, self._plan = model, plan
         groups = groups_of(plan, cluster.node_size)
         kernels = TransformerKernels(model, plan, load_stack(plan.stack), groups, cluster.device.architecture)
-        found = build_units(kernels, split)
+        found = self._units = build_units(kernels, split)
         blocks: list[Block] = []
         self._passes: dict[tuple[UnitKind, int], int] = {}
         for kind, unit in found.items():
@@ -231,10 +247,63 @@ class BuiltUnits:
 
     def times(self, runs: UnitRuns, inside: Groups) -> UnitTimes:
         """Returns the seconds of every pass with these groups. The host takes no time, so they are lower bounds."""
+        plan, costs = self._plan, self._costs(runs, inside)
+        free = np.zeros_like(costs.issue_ps)
+        # copies to and from the host, and with expert_overlap exchanges of tokens, run beside other units
+        duration_ps = np.where(self._program.ops.is_host_copy, 0, costs.duration_ps)
+        if plan.expert_overlap:
+            exchanges = self._program.ops.is_collective & (self._program.ops.group == self._axes.index("ep"))
+            others = self._program.ops.is_collective & ~exchanges & (duration_ps > 0)
+            # beside other collectives, for which kernels wait, an exchange slows nothing
+            share = 0.0 if others.any() else _hidden_share(costs)
+            duration_ps = np.where(exchanges, duration_ps * share, duration_ps).astype(np.int64)
+        timeline = simulate(self._flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
+        out = np.zeros((3, n_unit_kinds(self._model)))
+        for (kind, number), place in self._passes.items():
+            out[number, kind] = int(timeline.class_end_ps[place]) / PS_PER_S
+        return UnitTimes(*out)
+
+    def turns(self, runs: UnitRuns, inside: Groups, turns: Sequence[TurnUnits]) -> F64:
+        """Returns the least seconds from the first to the last kernel of each of `turns` with these groups, (turns,).
+
+        Each turn runs alone, and the host takes no time. Its exchanges start after a kernel of the turn and end before
+        its last one, so turns follow each other.
+        """
+        blocks: list[Block] = []
+        classes, empty = [], np.zeros(N_CATEGORIES, np.int64)
+        for turn in turns:
+            some = self._blocks_of(turn)
+            numbers = np.arange(len(blocks), len(blocks) + len(some), dtype=np.int32)
+            nothing = np.zeros(len(some), np.int32)
+            classes.append(RankClass("", 1, numbers, nothing, nothing, empty))
+            blocks += some
+        flat = unfold(replace(self._program, blocks=tuple(blocks), rank_classes=tuple(classes)))
+        costs = self._costs(runs, inside)
+        duration_ps = np.where(self._program.ops.is_host_copy, 0, costs.duration_ps)
+        free = np.zeros_like(costs.issue_ps)
+        ran = simulate(flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
+        ends_ps = np.where(flat.stream == Stream.COMPUTE, ran.end_ps, 0)
+        of_turns = (ends_ps[first:last].max(initial=0) for first, last in pairwise(flat.class_ptr.tolist()))
+        return np.array(list(of_turns)) / PS_PER_S
+
+    def _blocks_of(self, turn: TurnUnits) -> list[Block]:
+        """Returns the blocks of `turn` in the order in which the host issues them."""
+        if len(turn) == 1:
+            ((kind, units),) = turn
+            if kind == "F":
+                return [self._units[unit].forward for unit in units]
+            own = [self._units[unit] for unit in reversed(units)]
+            return [block for unit in own if (block := unit.backward if kind == "B" else unit.weight_backward)]
+        (_, ahead), (_, back) = turn[:2]
+        there = [piece for unit in ahead for piece in self._units[unit].forward_pieces]
+        home = [piece for unit in reversed(back) for piece in self._units[unit].backward_pieces]
+        return in_turns(segments(there, exchanges_tokens), segments(home, exchanges_tokens))
+
+    def _costs(self, runs: UnitRuns, inside: Groups) -> StepCosts:
         plan, stack = self._plan, load_stack(self._plan.stack)
         groups = tuple(inside.get(axis, group) for axis, group in zip(self._axes, self._program.groups, strict=True))
         n_gpus = max(runs.n_gpus, plan.world_size, *(group.size * group.inner for group in inside.values()))
-        costs = step_costs(
+        return step_costs(
             self._program.ops,
             groups,
             runs.cluster,
@@ -244,17 +313,6 @@ class BuiltUnits:
             runs.network,
             runs.measured,
         )
-        free = np.zeros_like(costs.issue_ps)
-        # copies to and from the host, and with expert_overlap exchanges of tokens, run beside other units
-        duration_ps = np.where(self._program.ops.is_host_copy, 0, costs.duration_ps)
-        if plan.expert_overlap:
-            exchanges = self._program.ops.is_collective & (self._program.ops.group == self._axes.index("ep"))
-            duration_ps = np.where(exchanges, duration_ps * _hidden_share(costs), duration_ps).astype(np.int64)
-        timeline = simulate(self._flat, duration_ps, free, costs.slow_compute, costs.slow_network, costs.network_op)
-        out = np.zeros((3, n_unit_kinds(self._model)))
-        for (kind, number), place in self._passes.items():
-            out[number, kind] = int(timeline.class_end_ps[place]) / PS_PER_S
-        return UnitTimes(*out)
 
 
 def _hidden_share(costs: StepCosts) -> float:

@@ -31,7 +31,7 @@ from forerun.sources.symbolic.optimizer import optimizer_block, resident_bytes
 from forerun.sources.symbolic.pipeline import Wires
 from forerun.sources.symbolic.repeated_turns import OrderedTurns, RepeatedTurns, ordered_turns
 from forerun.sources.symbolic.schedule import Action, Turn, rank_stages, stage_rank
-from forerun.sources.symbolic.segments import in_turns
+from forerun.sources.symbolic.segments import exchanges_tokens, in_turns, segments
 from forerun.sources.symbolic.steps import Around, Part, Steps
 from forerun.sources.symbolic.weights import Weights
 
@@ -237,7 +237,7 @@ class _Builder:
         home = [
             (backward, part, block, n == end) for part, end in ends_of for n, block in enumerate(part.backward_pieces)
         ]
-        for action, part, block, done in in_turns(self._segments(there), self._segments(home)):
+        for action, part, block, done in in_turns(segments(there, self._exchanges), segments(home, self._exchanges)):
             steps.now = action.microbatch
             steps.add(block, part.layer)
             if done and not self.late:
@@ -247,20 +247,12 @@ class _Builder:
             self.gradients.take(steps, part, first, last)
         self.gradients.let_go(steps)
 
-    def _segments(self, pieces: list[_Piece]) -> list[list[_Piece]]:
-        """Groups pieces so that each group but the last ends with an exchange."""
-        groups: list[list[_Piece]] = [[]]
-        for piece in pieces:
-            groups[-1].append(piece)
-            if self._exchanges(piece[2]):
-                groups.append([])
-        return groups
-
-    def _exchanges(self, block: int) -> bool:
-        """Says whether block number `block` has an exchange of tokens."""
+    def _exchanges(self, piece: _Piece) -> bool:
+        """Says whether `piece` has an exchange of tokens."""
+        block = piece[2]
         found = self._exchanging.get(block)
         if found is None:
-            found = self._exchanging[block] = bool((self.blocks[block].stream == Stream.EP).any())
+            found = self._exchanging[block] = exchanges_tokens(self.blocks[block])
         return found
 
     def _send(self, steps: Steps, action: Action) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
 from forerun.describe.plan.plan import Plan
-from forerun.sources.symbolic.schedule import Turn, rank_turns
+from forerun.sources.symbolic.schedule import Pass, Turn, rank_turns
 from forerun.sources.symbolic.steps import Steps
 
+TurnKind: TypeAlias = tuple[tuple[Pass, int], ...]
+"""the kind and the stage of each pass of a turn"""
 _State: TypeAlias = tuple[int, ...]
 
 
@@ -37,6 +39,20 @@ def ordered_turns(plan: Plan, rank: int) -> OrderedTurns:
     return _ordered(rank_turns(plan, rank))
 
 
+def turn_counts(plan: Plan, rank: int) -> Mapping[TurnKind, int]:
+    """Returns how many turns of each kind pipeline rank `rank` of `plan` runs."""
+    return _counts(rank_turns(plan, rank))
+
+
+@lru_cache(maxsize=4096)
+def _counts(turns: tuple[Turn, ...]) -> Mapping[TurnKind, int]:
+    return Counter([_kind(turn) for turn in turns])
+
+
+def _kind(turn: Turn) -> TurnKind:
+    return tuple([(action.kind, action.stage) for action in turn])
+
+
 @lru_cache(maxsize=4096)
 def _ordered(turns: tuple[Turn, ...]) -> OrderedTurns:
     microbatches = [tuple([action.microbatch for action in turn]) for turn in turns]
@@ -45,8 +61,8 @@ def _ordered(turns: tuple[Turn, ...]) -> OrderedTurns:
         for action in turn:
             of_stage[action.stage].append(action.microbatch)
     ends = {stage: (min(some), max(some)) for stage, some in of_stage.items()}
-    passes = [tuple([(action.kind, action.stage) for action in turn]) for turn in turns]
-    numbers: dict[tuple[object, ...], int] = {}
+    passes = [_kind(turn) for turn in turns]
+    numbers: dict[tuple[TurnKind, tuple[int, ...], TurnKind], int] = {}
     alike: list[int] = []
     for turn, own, here, later in zip(turns, microbatches, passes, [*passes[1:], ()], strict=True):
         at_an_end = not alike or any(action.microbatch in ends[action.stage] for action in turn)

@@ -7,7 +7,7 @@ on while the other computes (DualPipe, arXiv 2412.19437, section 3.2.1; Megatron
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -81,6 +81,21 @@ def _piece(block: Block, slot: int, bounds: Sequence[int], places: Sequence[int]
         tensor_alloc=columns[:, 2].astype(np.int32),
         tensor_free=columns[:, 3].astype(np.int32),
     )
+
+
+def exchanges_tokens(block: Block) -> bool:
+    """Returns whether `block` has an exchange of tokens."""
+    return bool((block.stream == Stream.EP).any())
+
+
+def segments(pieces: Iterable[T], exchanges: Callable[[T], bool]) -> list[list[T]]:
+    """Groups the pieces of a pass so that each group but the last ends with a piece that `exchanges` tokens."""
+    groups: list[list[T]] = [[]]
+    for piece in pieces:
+        groups[-1].append(piece)
+        if exchanges(piece):
+            groups.append([])
+    return groups
 
 
 def in_turns(forward: Sequence[Sequence[T]], backward: Sequence[Sequence[T]]) -> list[T]:
