@@ -15,14 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.search.unit_runs import TurnUnits
 from forerun.common.jit import njit
 from forerun.core.program.types import F64, I8, I32, I64
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
 from forerun.sources.symbolic.fsdp_units import n_unit_kinds, staged_kinds
-from forerun.sources.symbolic.repeated_turns import TurnKind
 from forerun.sources.symbolic.schedule import Action, actions, rank_turns, stage_rank
 
 STAGED = (
@@ -71,10 +69,6 @@ class Pipeline:
         """units of each kind in each stage, (n_stages, n_unit_kinds)"""
         for number, stage in enumerate(stages):
             np.add.at(self.counts[number], stage, 1)
-
-    def turn_units(self, turn: TurnKind) -> TurnUnits:
-        """Returns the passes of `turn`, each with the units of its stage in model order."""
-        return tuple((kind, tuple(self.units[self.starts[at] : self.starts[at + 1]].tolist())) for kind, at in turn)
 
     @cached_property
     def on_ranks(self) -> F64:

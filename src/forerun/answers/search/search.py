@@ -44,8 +44,8 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
 
 BATCHES = (8, 8, 16, 32, 64)
-"""sizes of the batches after the first that are simulated before the bound is read again; the last one repeats. They are
-fixed so that every machine simulates the same plans"""
+"""sizes of the batches after the first that are simulated before the bound is read again; the last one repeats. They
+are fixed so that every machine simulates the same plans"""
 _FIRST = (4, 16)
 """least and greatest size of the first batch, which has as many plans as there are places"""
 Place = tuple[ModelSpec, Cluster, int, int, int]

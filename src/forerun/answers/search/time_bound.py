@@ -16,7 +16,7 @@ from forerun.answers.search.orders import Groups
 from forerun.answers.search.pipelines import STAGED, Pipeline, StageTimes
 from forerun.answers.search.screening import RankStates, Screening
 from forerun.answers.search.shared import accumulated_bytes
-from forerun.answers.search.unit_runs import UnitSizes, UnitTimes
+from forerun.answers.search.unit_runs import TurnUnits, UnitSizes, UnitTimes
 from forerun.core.cost.op_costs import on_topology
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.host_path import host_path_s_per_byte
@@ -28,7 +28,7 @@ from forerun.describe.plan import rules
 from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.exchanges import Exchange, gathered_bytes, gathers, reductions, shard_axis, shard_elements
 from forerun.sources.symbolic.fsdp_units import EMBEDDING, HEAD
-from forerun.sources.symbolic.repeated_turns import turn_counts
+from forerun.sources.symbolic.repeated_turns import TurnKind, turn_counts
 from forerun.sources.symbolic.states import clipping_bytes
 
 
@@ -165,7 +165,7 @@ class TimeBound:
         through that stage the gradients go back through the stages before.
         """
         counts = [turn_counts(plan, rank) for rank in range(plan.pp)]
-        kinds = {turn: pipeline.turn_units(turn) for count in counts for turn in count}
+        kinds = {turn: _turn_units(pipeline, turn) for count in counts for turn in count}
         every = list(dict.fromkeys(kinds.values()))
         seconds = dict(zip(every, self._runs.turns(plan, groups, every).tolist(), strict=True))
         end = np.array([sum(n * seconds[kinds[turn]] for turn, n in count.items()) for count in counts])
@@ -221,6 +221,12 @@ class TimeBound:
                 moved = elements * rules.weight_bytes(plan)
                 out += float(self._collective_s(Collective.ALL_GATHER, groups, shard_axis(plan, expert), moved))
         return out
+
+
+def _turn_units(pipeline: Pipeline, turn: TurnKind) -> TurnUnits:
+    """Returns the passes of `turn`, each with the units of its stage in model order."""
+    starts = pipeline.starts
+    return tuple((kind, tuple(pipeline.units[starts[at] : starts[at + 1]].tolist())) for kind, at in turn)
 
 
 def _ranks(groups: Groups) -> int:
