@@ -25,6 +25,7 @@ COMMANDS = {
     "predict": (
         f"predict {_MODEL} --dp-shard 8 --json",
         f"predict {_MODEL} --dp-shard 8 --compile --every checkpoint=100 --storage 2,100 --json",
+        f"predict {_MODEL} --dp-shard 8 --generated-tokens-per-s 2000 --json",
     ),
     "plan": (f"plan {_SPACE} --gpus 8 --json", f"plan {_SPACE} --gpus 8 --pareto --json"),
     "plan-range": (f"plan {_SPACE} --gpus 8,16 --json",),
