@@ -262,7 +262,10 @@ def _dependencies(rows: NodeRows, wanted: npt.NDArray[np.uint64], pointer: I64, 
     for wrong in np.flatnonzero((found < 0) | (found == owner))[:1]:
         node = f"node {rows.ids[owner[wrong]]}: {what} dependency on"
         if found[wrong] < 0:
-            raise ValueError(f"{node} node {wanted[wrong]}, which is not in the trace")
+            hint = "; --semantics streams leaves out those that converters of PyTorch's traces write" * (
+                what == "control"
+            )
+            raise ValueError(f"{node} node {wanted[wrong]}, which is not in the trace{hint}")
         raise ValueError(f"{node} itself; remove it")
     return found
 

@@ -8,19 +8,19 @@ In JSON lines, the first line is `{"metadata": {...}}` and every other line is a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
-from google.protobuf.message import EncodeError
 
 from forerun.astrasim.chakra.framing import MAX_MESSAGE_BYTES, chunks
+from forerun.astrasim.chakra.json_trace import json_messages, message_of, parsed
 from forerun.astrasim.chakra.reader import metadata, nodes
 from forerun.astrasim.chakra.schema import GlobalMetadata, Node
 from forerun.astrasim.chakra.writer import message_writer, packed_file
-from forerun.common.admission import decoded, opened, parse_json
+from forerun.common.admission import opened
 from forerun.common.errors import ForerunError
 
 _FORMATS = (".et", ".jsonl", ".json")
@@ -77,31 +77,17 @@ def _read_trace(path: Path) -> Iterator[Any]:
 def _read_lines(path: Path) -> Iterator[Any]:
     lines = ((number, line) for number, line in enumerate(_lines(path), 1) if line.strip())
     number, line = next(lines, (1, b"null"))
-    first = _parsed(line, str(path), number)
+    first = parsed(line, str(path), number)
     if not isinstance(first, dict) or list(first) != ["metadata"]:
         raise ForerunError(f'{path}, line {number}: expected the metadata, such as {{"metadata": {{}}}}')
-    yield _message(GlobalMetadata, first["metadata"], f"{path}, line {number}")
+    yield message_of(GlobalMetadata, first["metadata"], f"{path}, line {number}")
     for number, line in lines:
-        yield _message(Node, _parsed(line, str(path), number), f"{path}, line {number}")
+        yield message_of(Node, parsed(line, str(path), number), f"{path}, line {number}")
 
 
 def _read_whole(path: Path) -> Iterator[Any]:
     with opened(path) as file:
-        data = _parsed(b"".join(_bounded(chunks(file, str(path)), str(path))), str(path))
-    if not isinstance(data, dict) or set(data) != {"metadata", "nodes"} or not isinstance(data["nodes"], list):
-        raise ForerunError(f"{path}: expected an object with metadata and a list of nodes")
-    yield _message(GlobalMetadata, data["metadata"], f"{path}, metadata")
-    for number, record in enumerate(data["nodes"], 1):
-        yield _message(Node, record, f"{path}, node number {number}")
-
-
-def _bounded(pieces: Iterable[bytes], place: str) -> Iterator[bytes]:
-    size = 0
-    for piece in pieces:
-        size += len(piece)
-        if size > MAX_MESSAGE_BYTES:
-            raise ForerunError(f"{place}: has more than {MAX_MESSAGE_BYTES:,} bytes; write it as JSON lines (.jsonl)")
-        yield piece
+        yield from json_messages(file, str(path))
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Any]]] = {".et": _read_trace, ".jsonl": _read_lines, ".json": _read_whole}
@@ -116,19 +102,6 @@ def _lines(path: Path) -> Iterator[bytes]:
             if len(rest) > MAX_MESSAGE_BYTES:
                 raise ForerunError(f"{path}: a line has more than {MAX_MESSAGE_BYTES} bytes; it is not a trace")
     yield rest
-
-
-def _parsed(text: bytes, place: str, line: int | None = None) -> Any:
-    return parse_json(decoded(text, place if line is None else f"{place}, line {line}"), place, line=line)
-
-
-def _message(kind: Any, record: Any, place: str) -> Any:
-    if not isinstance(record, dict):
-        raise ForerunError(f"{place}: expected an object, got {json.dumps(record)[:60]}")
-    try:
-        return json_format.ParseDict(record, kind())
-    except (json_format.ParseError, EncodeError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise ForerunError(f"{place}: {error}") from None
 
 
 @contextmanager

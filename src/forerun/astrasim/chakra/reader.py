@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from forerun.astrasim.chakra.columns import AttributeCache, Columns
 from forerun.astrasim.chakra.framing import chunks, messages
+from forerun.astrasim.chakra.json_trace import json_messages
 from forerun.astrasim.chakra.schema import UNDECODABLE, GlobalMetadata, Node, RawNode
 from forerun.astrasim.chakra.trace import RankTrace
 from forerun.common.admission import opened
@@ -28,6 +30,8 @@ def nodes(path: str | Path) -> Iterator[Any]:
 def metadata(path: str | Path) -> Any:
     """Returns the GlobalMetadata that a trace file begins with. Raises ForerunError as `nodes` does."""
     with opened(Path(path)) as file:
+        if is_json(str(path)):
+            return next(json_messages(file, str(path)))
         return _metadata(messages(chunks(file, str(path)), str(path)), str(path))
 
 
@@ -80,7 +84,14 @@ def collector_paused() -> Iterator[None]:
 
 
 def node_messages(file: BinaryIO, place: str, kind: Any) -> Iterator[Any]:
-    """Yields the nodes of an open trace file as messages of class `kind` (Node or RawNode). Raises as `nodes` does."""
+    """Yields the nodes of an open trace file as messages of class `kind` (Node or RawNode). Raises as `nodes` does.
+
+    A file whose name ends in .json is JSON.
+    """
+    if is_json(place):
+        for node in islice(json_messages(file, place), 1, None):
+            yield node if kind is Node else kind.FromString(node.SerializeToString())
+        return
     stream = messages(chunks(file, place), place)
     _metadata(stream, place)
     decode = kind.FromString
@@ -92,6 +103,11 @@ def node_messages(file: BinaryIO, place: str, kind: Any) -> Iterator[Any]:
             yield decode(message)
     except UNDECODABLE as error:
         raise ForerunError(f"{place}: node number {number} can't be decoded ({error}); write it again") from None
+
+
+def is_json(name: str) -> bool:
+    """Returns whether the file called `name` is JSON, packed or not."""
+    return name.endswith((".json", ".json.gz", ".json.zst"))
 
 
 def describe(node: Any) -> str:

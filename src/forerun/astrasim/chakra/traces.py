@@ -18,9 +18,11 @@ from forerun.astrasim.chakra.trace import RankTrace
 from forerun.common.admission import opened, unreadable
 from forerun.common.errors import ForerunError
 
-_NAME = re.compile(r"(?P<prefix>.*?)(?:\.(?P<rank>0|[1-9]\d{0,8}|ALL_RANKS)|_rank(?P<only>0))\.et(?:\.gz|\.zst)?", re.S)
+_NAME = re.compile(
+    r"(?P<prefix>.*?)(?:\.(?P<rank>0|[1-9]\d{0,8}|ALL_RANKS)|_rank(?P<only>0))\.(?:et|json)(?:\.gz|\.zst)?", re.S
+)
 _ALL = "ALL_RANKS"
-_EXPECTED = "expected files <prefix>.<rank>.et, .et.gz or .et.zst"
+_EXPECTED = "expected files <prefix>.<rank>.et or .json, which .gz or .zst may follow"
 _ARCHIVES = ("et.tar.zst", "et.tar.gz", "et.tar")
 _HASHED_BYTES = 1 << 26
 """members of a tar file up to this size are kept to see whether they repeat"""

@@ -222,6 +222,12 @@ def _replayed(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine,
                 "--semantics streams has neither --backend aware nor the issue order of another build; leave them out"
             )
         return _Outcome(_statistics_of(run_streams(traces, groups, machine)))
+    if any(trace.stream is not None or trace.process_groups for trace in traces):
+        print(
+            "note: the traces are PyTorch's, with streams or process groups; hardware slots run one kernel at a time,"
+            " --semantics streams runs them as recorded",
+            file=sys.stderr,
+        )
     build = how.release
     traces, groups = with_world(traces, groups, build.world)
     machine = replace(machine, own_group_algorithms=build.group_algorithm == "own")
