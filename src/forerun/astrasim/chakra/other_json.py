@@ -137,7 +137,7 @@ def execution_trace(data: dict[str, Any], place: str) -> Iterator[Any]:
         node.inputs.values = text
         yield node
         known.add(node_id)
-        last_writer.update(dict.fromkeys(_storages(outputs), node_id))
+        last_writer.update((one, node_id) for one in _storages(outputs))
 
 
 def _id_of(record: Any) -> int:
