@@ -28,7 +28,7 @@ _TEXTS = ("pg_name",)
 _CAMEL = {"ctrlDeps": "ctrl_deps", "dataDeps": "data_deps", "durationMicros": "duration_micros"}
 _BESIDE, _SPACE = re.compile(r"\}\s*\{"), re.compile(r"\s*")
 _PROCESS_GROUPS = "## process_group:init ##"
-_ROOT = "[pytorch|profiler|execution_trace|"
+_ROOT = "[pytorch|profiler|execution_"
 _COLLECTIVES = (
     ("reduce_scatter", CommType.REDUCE_SCATTER),
     ("reducescatter", CommType.REDUCE_SCATTER),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +15,7 @@ from forerun.answers.profile.analyze import analyze as analyze_profiles
 from forerun.answers.profile.breakdown import NAMED_KERNELS
 from forerun.answers.profile.facts import facts_of
 from forerun.answers.profile.imported import import_step
+from forerun.common.files import whole_file
 from forerun.core.program.storage import save
 from forerun.interfaces.cli.profile_compare import compare_command, memory_command
 from forerun.interfaces.report.profile_tables import (
@@ -25,6 +28,7 @@ from forerun.interfaces.report.profile_tables import (
     write_analysis,
 )
 from forerun.interfaces.report.written import to_json
+from forerun.sources.profile.link import link, read_packed_json
 from forerun.sources.profile.profile import STEP
 from forerun.sources.profile.read import read_profiles
 
@@ -93,6 +97,20 @@ def import_(
         print(to_json(import_record(found, out)))
     else:
         print_import(_console(), found, out)
+
+
+@profile.command("link")
+def link_(
+    file: Annotated[Path, typer.Argument(metavar="PROFILE", help="File of PyTorch's profiler.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Execution trace of the same run (JSON).")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the linked profile here, as JSON.")],
+) -> None:
+    """Add what PyTorch's execution trace says of operators and collectives to a profile, for import and compare."""
+    linked = link(read_packed_json(file), read_packed_json(trace), f"{file}, {trace}")
+    with whole_file(out) as target:
+        content = json.dumps(linked.profile).encode()
+        target.write(gzip.compress(content, 5) if out.suffix == ".gz" else content)
+    print(f"{linked.matched:,} of {linked.operators:,} operators of the profile are in the trace; {out} says both")
 
 
 profile.command("compare")(compare_command)
