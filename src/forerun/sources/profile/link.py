@@ -97,13 +97,14 @@ def _operators(nodes: list[Any]) -> Iterator[_Operator]:
         if name.startswith(_ROOT):
             continue
         inputs = node.get("inputs", [])
-        of = inputs if isinstance(inputs, dict) else {}
-        shapes = of.get("shapes", node.get("input_shapes", []))
-        types = of.get("types", node.get("input_types", []))
+        of: dict[str, Any] = inputs if isinstance(inputs, dict) else {}
+        shapes = of.get("shapes", node.get("input_shapes")) or []
+        types = of.get("types", node.get("input_types")) or []
         values = of.get("values", inputs)
-        arguments = {"Input Dims": shapes, "Input type": [_plain(one) for one in types if isinstance(one, str)]}
+        kinds = [_plain(one) for one in types if isinstance(one, str)] if isinstance(types, (list, tuple)) else []
+        arguments: dict[str, Any] = {"Input Dims": shapes, "Input type": kinds}
         if name == _COMMUNICATION:
-            arguments |= _call(values, arguments["Input type"])
+            arguments |= _call(values, kinds)
         yield _Operator(name, _attribute(node, "rf_id"), _attribute(node, "tid"), arguments)
 
 
