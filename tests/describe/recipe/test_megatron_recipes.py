@@ -160,6 +160,10 @@ SIZES = """--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-atte
             "--pipeline-model-parallel-size 2",
             {"activation_checkpointing": "full", "checkpoint_every": 4, "pp": 2},
         ),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 64",
+            {"activation_checkpointing": "full", "checkpoint_every": 1},
+        ),
         ("--recompute-activations", {"activation_checkpointing": "selective"}),
         ("--cpu-offloading-num-layers 8", {"activation_offload": 0.25}),
         ("--cpu-offloading-num-layers 64", {"activation_offload": 1.0}),

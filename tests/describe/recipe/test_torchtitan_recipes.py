@@ -128,6 +128,33 @@ def test_a_pipeline_cuts_the_local_batch_into_micro_batches(line, micro, number,
     assert (plan.micro_batch, plan.n_microbatches, plan.pp) == (micro, number, 2)
 
 
+@pytest.mark.parametrize(
+    ("option", "kind", "every", "policy"),
+    [
+        *(("op", "selective", 1, "op"), ("1", "full", 1, "op"), ("2", "full", 2, "op"), ("999", "full", 999, "op")),
+        *(("0", "", 0, ""), ("1000", "", 0, ""), ("-1", "", 0, ""), ("layer", "", 0, "")),
+    ],
+)
+def test_what_is_recomputed(option, kind, every, policy, tmp_path):
+    text = LLAMA.replace('selective_ac_option = "2"', f'selective_ac_option = "{option}"')
+    if not kind:
+        with pytest.raises(ForerunError, match=f"every n-th layer is recomputed; got '{option}'"):
+            read(tmp_path, text)
+        return
+    plan = plan_of(read(tmp_path, text), 16)
+    assert (plan.activation_checkpointing, plan.checkpoint_every, plan.selective_policy) == (kind, every, policy)
+
+
+@pytest.mark.parametrize(
+    ("shard", "cp", "stage", "sharded"), [(1, 1, 0, 1), (2, 1, 3, 2), (1, 2, 3, 1), (-1, 1, 3, 2), (-1, 2, 3, 1)]
+)
+def test_parameters_are_sharded_over_shards_and_context(shard, cp, stage, sharded, tmp_path):
+    text = LLAMA.replace("data_parallel_shard_degree = -1", f"data_parallel_shard_degree = {shard}")
+    text = text.replace("context_parallel_degree = 1", f"context_parallel_degree = {cp}")
+    plan = plan_of(read(tmp_path, text), 8 * sharded * cp)
+    assert (plan.zero_stage, plan.dp_shard, plan.dp_replicate, plan.cp) == (stage, sharded, 2, cp)
+
+
 def test_names_of_older_releases(tmp_path):
     plan = plan_of(read(tmp_path, OF_BEFORE))
     assert (plan.micro_batch, plan.n_microbatches) == (1, 8), "a pipeline cuts the local batch into single sequences"
@@ -227,6 +254,30 @@ def test_the_module_beside_a_file_is_never_run(tmp_path):
     (tmp_path / "mine.py").write_text("ARGS = TransformerModelArgs(dim=")
     with pytest.raises(ForerunError, match="not a Python module"):
         read(tmp_path, text)
+
+
+OWN_MODELS = {
+    "llama-3.1-8b": """TransformerModelArgs(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, vocab_size=128256,
+        ffn_dim_multiplier=1.3, multiple_of=1024, rope_theta=500000)""",
+    "qwen3-8b": """Qwen3ModelArgs(dim=4096, n_layers=36, n_heads=32, n_kv_heads=8, head_dim=128, hidden_dim=12288,
+        vocab_size=151936, rope_theta=1000000, qk_norm=True)""",
+    "deepseek-v2-lite": """DeepSeekV3ModelArgs(dim=2048, n_layers=27, n_heads=16, vocab_size=102400, inter_dim=10944,
+        moe_inter_dim=1408, n_dense_layers=1, q_lora_rank=0, kv_lora_rank=512, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, rope_theta=10000,
+        moe_args=MoEArgs(num_experts=64, num_shared_experts=2, top_k=6, load_balance_coeff=None))""",
+}
+"""published sizes in torchtitan's words"""
+
+
+@pytest.mark.parametrize("name", OWN_MODELS)
+def test_a_model_in_the_module_beside_a_file_is_the_published_one(name, tmp_path):
+    text = '[model]\nname = "mine"\nflavor = "a"\n[experimental]\ncustom_import = "mine"\n[training]\nseq_len = 64\n'
+    for left_out in ("", "q_lora_rank=0, ", ", qk_norm=True"):
+        (tmp_path / "mine.py").write_text(f"ARGS = {OWN_MODELS[name].replace(left_out, '')}\n")
+        model, published = read(tmp_path, text).named_model(), load_model(name)
+        fields = ("hidden", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_hidden", "vocab", "mla", "moe")
+        found = {field: getattr(model, field) for field in (*fields, "qk_norm", "tied_embeddings")}
+        assert found == {field: getattr(published, field) for field in found}
 
 
 def test_the_gpus_that_are_left_are_asked_for(tmp_path):
