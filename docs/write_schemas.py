@@ -1,6 +1,6 @@
 """Write docs/schemas: the JSON Schema of what each command prints with --json, read off real outputs.
 
-    python docs/write_schemas.py
+    python docs/write_schemas.py [NAME...]
 
 A schema only grows. What it had stays in it, and the command stops where an output has lost a key or changed its type;
 such a change needs another SCHEMA_VERSION (interfaces/report/written.py).
@@ -9,6 +9,7 @@ such a change needs another SCHEMA_VERSION (interfaces/report/written.py).
 import contextlib
 import io
 import json
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,18 +39,61 @@ COMMANDS = {
     "models": ("models --json",),
     "clusters": ("clusters --json",),
     "stacks": ("stacks --json",),
+    "collective": (
+        "collective all_reduce --topology ring:8 --bandwidth 50 --latency 500 --bytes 1MiB --json",
+        "collective all_gather --cluster h100-sxm --gpus 16 --bytes 64MiB --json",
+    ),
+    "chakra-info": (
+        "predict gpt2-small --cluster h100-sxm --seq-len 1024 --dp-shard 2 --chakra {traces} --json",
+        "chakra info {traces} --json",
+    ),
+    "profile-info": ("profile info {profile} --json",),
+    "profile-analyze": ("profile analyze {profile} --json",),
+    "doctor": ("doctor --json",),
+    "dse": ("dse {space} --out {folder}/explored --json",),
 }
-"""name of the schema -> commands whose outputs it describes"""
+"""name of the schema -> commands, of which those of its name print what it describes; others write what those read"""
 _JOBS = """
 nodes: 2
 jobs:
   - {name: a, gpus: 8, duration_s: 7200, group: research}
   - {name: b, gpus: 16, duration_s: 3600, submit_s: 60}
 """
+_EXPLORED = """
+workloads:
+  small: {din: 512, dout: 512, dmodel: 256, dff: 1024, head: 4, seq: 128, batch: 16, num_stacks: 2}
+systems:
+  ring:
+    system:
+      scheduling-policy: LIFO
+      endpoint-delay: 10
+      active-chunks-per-dimension: 1
+      preferred-dataset-splits: 1
+      all-reduce-implementation: [ring]
+      all-gather-implementation: [ring]
+      reduce-scatter-implementation: [ring]
+      all-to-all-implementation: [ring]
+      roofline-enabled: 1
+      local-mem-bw: 3000
+      peak-perf: 450
+    network: {topology: [Ring], npus_count: [4], bandwidth: 100.0, latency: 50.0}
+plan: {npus: 4, dp: [2, 4]}
+memory_limit_gib: 64
+"""
+_PROFILED = (
+    ("cpu_op", "aten::mm", 0, 10, {}),
+    ("cuda_runtime", "cudaLaunchKernel", 2, 4, {"correlation": 1}),
+    ("kernel", "gemm", 8, 20, {"stream": 7, "device": 0, "correlation": 1}),
+    ("cuda_runtime", "cudaLaunchKernel", 12, 3, {"correlation": 2}),
+    ("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 30, 12, {"stream": 9, "device": 0, "correlation": 2}),
+    ("user_annotation", "ProfilerStep#1", 0, 50, {}),
+)
+"""category, name, start and duration in us, and arguments of the events of a small profile"""
 _MAPS = {
     *("breakdown", "memory_by_category_gib", "counts", "impossible", "impossible_examples", "out_of_memory"),
     *("badput", "failures", "mean_jct_s_by_group", "config", "fields", "badput_s", "by_cause_ps", "by_class_ps"),
     *("choices_of", "traits", "kernel_rates", "breakdown_s", "figures"),
+    *("nodes_by_type", "metadata"),
 }
 """keys whose objects are tables of names: their keys are no part of the schema"""
 
@@ -62,16 +106,34 @@ def outputs(name: str) -> list[Any]:
     """Returns what the commands of a schema print."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        jobs = Path(folder) / "jobs.yaml"
-        jobs.write_text(_JOBS, encoding="utf-8")
+        files = _files(Path(folder))
         for command in COMMANDS[name]:
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                code = run([word.format(jobs=jobs) for word in command.split()])
+                code = run([word.format(**files) for word in command.split()])
             if code:
                 raise SystemExit(f"{command}: exit code {code}")
-            found.append(json.loads(out.getvalue()))
+            if command.startswith(name.replace("-", " ").removesuffix(" range")):
+                found.append(json.loads(out.getvalue()))
     return found
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Returns the files that commands name, most of them written into `folder`."""
+    texts = {"jobs": ("jobs.yaml", _JOBS), "space": ("space.yaml", _EXPLORED), "profile": ("rank0.json", _profile())}
+    for name, text in texts.values():
+        (folder / name).write_text(text, encoding="utf-8")
+    return {key: folder / name for key, (name, _) in texts.items()} | {"folder": folder, "traces": folder / "traces"}
+
+
+def _profile() -> str:
+    """Returns a profile as PyTorch's profiler writes it."""
+    events = [
+        {"ph": "X", "cat": kind, "name": name, "pid": 1, "tid": 1, "ts": at_us, "dur": took_us, "args": more}
+        for kind, name, at_us, took_us, more in _PROFILED
+    ]
+    about = {"schemaVersion": 1, "distributedInfo": {"rank": 0, "world_size": 2}}
+    return json.dumps({**about, "traceEvents": events})
 
 
 def schema_of(samples: Sequence[Any], key: str = "") -> dict[str, Any]:
@@ -131,9 +193,9 @@ def _type(value: Any) -> str:
 
 
 def main() -> None:
-    """Write every schema, grown by what the outputs have now."""
+    """Write every schema, or those that are named, grown by what the outputs have now."""
     FOLDER.mkdir(exist_ok=True)
-    for name in COMMANDS:
+    for name in sys.argv[1:] or COMMANDS:
         schema, path = schema_of(outputs(name)), path_of(name)
         if path.exists():
             old = json.loads(path.read_text(encoding="utf-8"))
