@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.answers.jobs.description import cluster_of
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job
 from forerun.answers.jobs.outcome import PolicyOutcome, in_use
@@ -254,6 +255,7 @@ def test_gittins_runs_the_job_that_is_likeliest_to_end():
     assert done["long"].ran[0] == (0, 5)
     assert all(done[f"short {i}"].ran == ((5 + i, 6 + i),) for i in range(9))
     assert done["long"].end_s == 109
+    assert {name: one.preemptions for name, one in done.items() if one.preemptions} == {"long": 1}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -263,3 +265,17 @@ def test_gittins_is_no_worse_than_first_in_first_out_where_long_jobs_are_rare(se
     jobs = one_gpu_jobs(number, random.exponential(2.9 / 0.8, number), service)
     mean = {name: np.mean([one.jct_s for one in schedule(jobs, Shape(1, 1, 1), name)]) for name in ("fifo", "gittins")}
     assert mean["gittins"] < 0.6 * mean["fifo"]
+
+
+@pytest.mark.parametrize(
+    ("given", "repair_s", "checkpoint_s"),
+    [({}, 86_400, 3_600), ({"repair_hours": 2}, 7_200, 3_600), ({"checkpoint_minutes": 30}, 86_400, 1_800)],
+)
+def test_failures_have_the_units_and_the_defaults_that_the_page_names(given, repair_s, checkpoint_s):
+    described = {
+        "nodes": 2,
+        "jobs": [{"name": "a", "gpus": 8, "duration_s": 60}],
+        "failures": {"per_1000_node_days": 6.5, **given},
+    }
+    request = cluster_of(described, "file")
+    assert request.terms.failures == NodeFailures(6.5, repair_s, checkpoint_s, 0)
