@@ -3,9 +3,13 @@
 import json
 
 import pytest
-from collective_building import CASE
+from collective_building import CASE, system
 
+from forerun.astrasim.astra.collective_sweep import Setting, never_queues
+from forerun.astrasim.astra.single import collective_times
+from forerun.astrasim.chakra.trace import CommType
 from forerun.common.errors import ForerunError
+from forerun.core.network.network_file import parse_topology
 from forerun.interfaces.cli.collective import parse_bytes
 from forerun.interfaces.cli.main import run
 
@@ -113,6 +117,21 @@ def test_on_a_ring_the_default_is_close_to_queues(algorithm, capsys):
     asked = ("all_reduce", "--bytes", "64MiB", "--topology", "ring:8", "--active", "4", "--algorithm", algorithm)
     (found,), (queued,) = (figures(capsys, *asked, *more)["points"] for more in ((), ("--backend", "aware")))
     assert found["time_ns"] == pytest.approx(queued["time_ns"], rel=0.35)
+
+
+@pytest.mark.parametrize("topology", ["ring:5", "ring:8", "fullyconnected:6"])
+@pytest.mark.parametrize(
+    "kind", [CommType.ALL_REDUCE, CommType.ALL_GATHER, CommType.REDUCE_SCATTER, CommType.ALL_TO_ALL]
+)
+def test_ring_algorithms_that_never_queue(topology, kind):
+    network = parse_topology(topology, [50.0], [500.0])
+    of = system("ring", splits=3)
+    assert never_queues(Setting(network, of), of, None)
+    assert not never_queues(Setting(network, of), system("ring", splits=3, active=2), None)
+    assert not never_queues(Setting(network, of), system("direct"), None)
+    for size in (1 << 12, 1 << 20, 12_345_678):
+        without, queued = (collective_times(network, of, kind, size, aware=aware)[0] for aware in (False, True))
+        assert without.tolist() == queued.tolist()
 
 
 def test_both_has_a_column_without_queues(capsys):
