@@ -16,8 +16,9 @@ from scipy.optimize import linprog
 from forerun.answers.jobs.interior_point import maximised
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.shares import SHARES, Demand, shares
+from forerun.answers.jobs.unlike_description import unlike_cluster_of
 from forerun.answers.jobs.unlike_gpus import SteppedJob
-from forerun.common.errors import ForerunError
+from forerun.common.errors import ForerunError, UnknownName
 from forerun.interfaces.cli.main import run
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden_sched" / "gavel"
@@ -211,3 +212,9 @@ def test_a_file_of_unlike_gpus_is_scheduled_and_written(tmp_path, capsys):
 def test_what_is_wrong_is_one_line(changes, arguments, words, tmp_path, capsys):
     assert run(["cluster", str(write_files(tmp_path, **changes)), *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_policy_that_nobody_knows_is_named_when_the_file_is_read():
+    described = {"gpu_kinds": {"v100": 2}, "jobs": [], "policies": ["fifo-perff"]}
+    with pytest.raises(UnknownName, match="did you mean fifo-perf"):
+        unlike_cluster_of(described, "file")

@@ -300,3 +300,8 @@ def test_arithmetic_is_that_of_a_shell(term, result):
 )
 def test_a_variable_stands_for_its_value_and_an_unknown_one_stays(word, known):
     assert words_of_script(f"N=2\nEMPTY=\npython x.py --k={word}\n", "x")[-1] == f"--k={known}"
+
+
+def test_a_backslash_joins_lines_and_takes_a_sign_for_itself():
+    text = 'python x.py --a 1 \\\n--b \\"2\\; --c 3\\\n4 --d "5 \\" 6"\n'
+    assert words_of_script(text, "x")[-9:] == ["--a", "1", "--b", '"2;', "--c", "3", "4", "--d", '5 " 6']
