@@ -41,3 +41,10 @@ def test_a_package_that_a_hidden_import_lacks_is_found(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert absent(["zoo.none", "zoo.broken"], "zoo").name == "no_such_package_at_all"
     assert absent(["zoo.none", "zoo.whole"], "zoo") is None
+
+
+def test_an_error_without_a_message_shows_its_line():
+    versions = iter(())
+    with pytest.raises(StopIteration) as failed:
+        next(versions)
+    assert reason(failed.value) == "StopIteration: next(versions)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
@@ -10,11 +11,17 @@ from importlib.util import find_spec
 def reason(error: BaseException) -> str:
     """Returns why a program failed: the package that is missing, where an import of one led to the error, and the
     error itself."""
-    said = f"{type(error).__name__}: {error}"
+    said = f"{type(error).__name__}: {str(error) or _statement(error)}"
     name = _missing(error)
     if name is None or f"'{name}'" in said:
         return said
     return f"the package {name} is not installed, which led to {said}"
+
+
+def _statement(error: BaseException) -> str:
+    """Returns the line of code that raised `error`, which says more than an exception without a message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return (frames[-1].line or "") if frames else ""
 
 
 def absent(modules: Iterable[str], own: str) -> ModuleNotFoundError | None:
