@@ -30,7 +30,7 @@ from forerun.describe.cluster.catalog import device_kernels
 from forerun.describe.plan.plan import Plan
 
 SCRIPT = Path(__file__).parent / "kept_search.py"
-N_SIMULATED = 64
+N_SIMULATED = 48
 PLAN = Plan(seq_len=512, dp_shard=8, n_microbatches=4)
 
 
@@ -72,7 +72,7 @@ def children_of(parent: int) -> list[int]:
 def test_a_killed_search_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: tuple[bytes, bytes], workers: int
 ) -> None:
-    store, enough = tmp_path / "s.sqlite", 3 * N_SIMULATED // 4  # processes start in the second half
+    store, enough = tmp_path / "s.sqlite", 3 * N_SIMULATED // 4  # in the last batch; processes have started by then
     victim = subprocess.Popen(command(store, tmp_path / "out", workers, 0.02), stdout=subprocess.PIPE, text=True)
     assert victim.stdout is not None
     for _ in range(enough):
