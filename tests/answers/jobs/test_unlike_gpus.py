@@ -218,3 +218,24 @@ def test_a_policy_that_nobody_knows_is_named_when_the_file_is_read():
     described = {"gpu_kinds": {"v100": 2}, "jobs": [], "policies": ["fifo-perff"]}
     with pytest.raises(UnknownName, match="did you mean fifo-perf"):
         unlike_cluster_of(described, "file")
+
+
+def test_a_plan_tells_the_rates_on_each_kind_on_which_it_fits():
+    plan = {"model": "llama-3.2-1b", "steps": 1000, "global_batch": 32, "fields": {"seq_len": 2048}}
+    described = {
+        "gpu_kinds": {"h100": 16, "a100": 16},
+        "clusters": {"h100": "h100-sxm", "a100": "a100-80gb-sxm"},
+        "jobs": [{"name": "a", "gpus": 8, "plan": plan}, {"name": "b", "gpus": 8, "plan": plan}],
+    }
+    first, second = unlike_cluster_of(described, "file").jobs
+    assert first.rates == second.rates
+    assert 1.5 < first.rates[0] / first.rates[1] < 3.5
+    assert first.steps == 1000
+    with pytest.raises(ForerunError, match="job a: clusters says no cluster for GPU kind a100"):
+        unlike_cluster_of({**described, "clusters": {"h100": "h100-sxm"}}, "file")
+    large = {**plan, "model": "llama-3.1-70b", "fields": {"seq_len": 2048, "dp_replicate": 8, "zero_stage": 0}}
+    jobs = [{"name": "a", "gpus": 8, "plan": large}]
+    with pytest.raises(ForerunError, match="job a: the plan fits on no kind of GPU: needs"):
+        unlike_cluster_of({**described, "jobs": jobs}, "file")
+    with pytest.raises(ForerunError, match="job a: give steps and steps_per_s by GPU kind, or a plan"):
+        unlike_cluster_of({**described, "jobs": [{"name": "a", "gpus": 8}]}, "file")

@@ -8,12 +8,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from forerun.answers.analysis.predict import predict
 from forerun.answers.jobs.job import Scheduled
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.shares import shares
 from forerun.answers.jobs.unlike_gpus import SteppedJob, read_rates, read_stepped_jobs
 from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import Entry, check
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.complete import complete_plan
 
 UNLIKE = "gpu_kinds"
 """the key that says that a cluster has unlike GPUs"""
@@ -22,14 +26,24 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
+class UnlikePlanEntry(Entry):
+    """A plan whose step is predicted on each kind of GPU."""
+
+    model: str
+    steps: Count
+    global_batch: Count | None = None
+    fields: dict[str, Any] = Field(default_factory=dict)
+
+
 class SteppedEntry(Entry):
-    """One job with the steps a second that it makes on the kinds of GPUs that it can run on."""
+    """One job with the steps a second that it makes on the kinds of GPUs that it can run on, or with its plan."""
 
     name: str
     gpus: Count
     submit_s: NotNegative = 0.0
-    steps: Count
-    steps_per_s: Annotated[dict[str, Positive], Field(min_length=1)]
+    steps: Count | None = None
+    steps_per_s: dict[str, Positive] = Field(default_factory=dict)
+    plan: UnlikePlanEntry | None = None
     weight: Positive = 1.0
     group: str = ""
 
@@ -41,6 +55,8 @@ class UnlikeEntry(Entry):
 
     name: str = "cluster"
     gpu_kinds: Annotated[dict[str, Count], Field(min_length=1)]
+    clusters: dict[str, str] = Field(default_factory=dict)
+    """for jobs with a plan: the cluster (forerun clusters) that each kind of GPU is"""
     trace: str | None = None
     throughputs: str | None = None
     jobs: list[SteppedEntry] = Field(default_factory=list)
@@ -93,13 +109,44 @@ def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -
             raise ForerunError(f"{place}: trace needs throughputs, a JSON file of steps a second by GPU and job type")
         jobs = read_stepped_jobs(folder / entry.trace, kinds, read_rates(folder / entry.throughputs, kinds))
     else:
-        jobs = tuple(_job(each, kinds, place) for each in entry.jobs)
+        jobs = tuple(_job(each, kinds, entry.clusters, place) for each in entry.jobs)
     return UnlikeRequest(entry.name, dict(entry.gpu_kinds), jobs, tuple(dict.fromkeys(entry.policies)))
 
 
-def _job(entry: SteppedEntry, kinds: tuple[str, ...], place: str) -> SteppedJob:
-    for kind in entry.steps_per_s:
+def _job(entry: SteppedEntry, kinds: tuple[str, ...], clusters: dict[str, str], place: str) -> SteppedJob:
+    at_job = f"{place}: job {entry.name}"
+    rates, steps = entry.steps_per_s, entry.steps
+    if entry.plan is not None:
+        if rates or steps is not None:
+            raise ForerunError(f"{at_job}: the plan has the steps and tells how fast they are; leave steps_per_s out")
+        rates, steps = _predicted(entry.plan, entry.gpus, kinds, clusters, at_job), entry.plan.steps
+    if not rates or steps is None:
+        raise ForerunError(f"{at_job}: give steps and steps_per_s by GPU kind, or a plan")
+    for kind in rates:
         if kind not in kinds:
-            raise ForerunError(f"{place}: job {entry.name}: steps_per_s: no GPU kind {kind}; known: {', '.join(kinds)}")
-    rates = tuple(entry.steps_per_s.get(kind, 0.0) for kind in kinds)
-    return SteppedJob(entry.name, entry.gpus, entry.submit_s, entry.steps, rates, entry.weight, entry.group)
+            raise ForerunError(f"{at_job}: steps_per_s: no GPU kind {kind}; known: {', '.join(kinds)}")
+    known = tuple(rates.get(kind, 0.0) for kind in kinds)
+    return SteppedJob(entry.name, entry.gpus, entry.submit_s, steps, known, entry.weight, entry.group)
+
+
+def _predicted(
+    entry: UnlikePlanEntry, gpus: int, kinds: tuple[str, ...], clusters: dict[str, str], place: str
+) -> dict[str, float]:
+    """Returns the steps a second of a plan on each kind of GPU on which it runs and fits in memory.
+
+    Raises ForerunError for a kind without a cluster, or where the plan runs on none.
+    """
+    found: dict[str, float] = {}
+    reasons = []
+    model, plan = load_model(entry.model), complete_plan(entry.fields, gpus, entry.global_batch)
+    for kind in kinds:
+        if kind not in clusters:
+            raise ForerunError(f"{place}: clusters says no cluster for GPU kind {kind}, on which the plan is predicted")
+        prediction = predict(model, plan, load_cluster(clusters[kind]))
+        if prediction.fits:
+            found[kind] = 1.0 / prediction.step_time_s
+        else:
+            reasons.append(f"needs {prediction.peak_reserved_gib:.1f} GiB on {kind}")
+    if not found:
+        raise ForerunError(f"{place}: the plan fits on no kind of GPU: {'; '.join(reasons)}")
+    return found
