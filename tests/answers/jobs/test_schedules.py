@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.answers.jobs import policies
 from forerun.answers.jobs.description import cluster_of
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job
@@ -20,6 +22,7 @@ from forerun.answers.jobs.policies import POLICIES, Queue, policy
 from forerun.answers.jobs.schedule import schedule
 from forerun.answers.jobs.simulation import Terms
 from forerun.common.errors import ForerunError, UnknownName
+from forerun.interfaces.cli.main import run
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden_sched" / "tiresias"
 OURS = {
@@ -279,3 +282,92 @@ def test_failures_have_the_units_and_the_defaults_that_the_page_names(given, rep
     }
     request = cluster_of(described, "file")
     assert request.terms.failures == NodeFailures(6.5, repair_s, checkpoint_s, 0)
+
+
+@pytest.mark.parametrize("name", ["first-fit", "sjf", "fewest-gpus-first", "smallest", "srtf", "srsf", "priority"])
+@settings(max_examples=20, deadline=None)
+@given(jobs=job_lists)
+def test_no_job_waits_while_enough_gpus_are_free(name, jobs):
+    done = schedule(jobs, SHAPE, name)
+    times, used = in_use(done)
+    for time, gpus in zip(times, used, strict=True):
+        for one in done:
+            runs = any(begin <= time < end for begin, end in one.ran)
+            waits = one.job.submit_s <= time < one.end_s and not runs
+            assert not waits or one.job.gpus > SHAPE.total - gpus
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@settings(max_examples=10, deadline=None)
+@given(jobs=job_lists)
+def test_no_schedule_is_shorter_than_its_work_or_its_longest_job(name, jobs):
+    outcome = PolicyOutcome(name, tuple(schedule(jobs, SHAPE, name)), SHAPE.total)
+    work_s = sum(job.gpus * job.duration_s for job in jobs) / SHAPE.total
+    assert outcome.makespan_s >= max(work_s, max(job.duration_s for job in jobs)) - 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs=job_lists)
+def test_easy_keeps_the_first_reservation_of_the_job_at_the_head(jobs):
+    reserved: dict[str, float] = {}
+    plain = policies._reservation
+
+    def noted(head, view):
+        at_s, spare = plain(head, view)
+        reserved.setdefault(head.job.name, at_s)
+        return at_s, spare
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policies, "_reservation", noted)
+        starts = {one.job.name: one.start_s for one in schedule(jobs, SHAPE, "easy")}
+    assert all(starts[name] <= at_s for name, at_s in reserved.items())
+
+
+@pytest.mark.parametrize("placement", ["packed", "spread"])
+@settings(max_examples=40, deadline=None)
+@given(jobs=job_lists)
+def test_no_job_waits_for_gpus_that_jobs_behind_it_hold(placement, jobs):
+    """On nodes: whoever waits under a fixed priority finds no place even without all jobs of lower priority."""
+    done = schedule(jobs, SHAPE, "priority", placement)
+    times, _ = in_use(done)
+    for time in times:
+        runs = {one.job.name: any(begin <= time < end for begin, end in one.ran) for one in done}
+        for one in done:
+            if runs[one.job.name] or not one.job.submit_s <= time < one.end_s:
+                continue
+            before = sum(o.job.gpus for o in done if runs[o.job.name] and o.job.priority >= one.job.priority)
+            least = SHAPE.gpus if placement == "packed" else SHAPE.total
+            assert before + one.job.gpus > least
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {},
+        {"nodes": 0},
+        {"nodes": "two", "jobs": []},
+        {"nodes": 1, "jobs": []},
+        {"nodes": 1, "jobs": [{"name": "a"}]},
+        {"nodes": 1, "jobs": [{"name": "a", "gpus": -1, "duration_s": 1}]},
+        {"nodes": 1, "jobs": [{"name": "a", "gpus": 1, "duration_s": float("nan")}]},
+        {"nodes": 1, "jobs": [{"name": "a", "gpus": 1, "duration_s": float("inf")}]},
+        {"nodes": 1, "jobs": [{"name": "a", "gpus": 1, "duration_s": 1, "gpu": 1}]},
+        {"nodes": 1, "jobs": "a"},
+        {"nodes": 1, "drawn": {"number": 5, "per_hour": 1, "median_s": 1, "gpus": {}}},
+        {"nodes": 1, "drawn": {"number": 10**9, "per_hour": 1, "median_s": 1, "gpus": {1: 1}}},
+        {"nodes": 1, "trace": "nowhere.csv"},
+        {"nodes": 1, "policies": ["best"], "jobs": [{"name": "a", "gpus": 1, "duration_s": 1}]},
+        {"nodes": 1, "policies": "fifo", "jobs": [{"name": "a", "gpus": 1, "duration_s": 1}]},
+        {"nodes": 1, "failures": {"per_1000_node_days": 0}, "jobs": [{"name": "a", "gpus": 1, "duration_s": 1}]},
+        {"nodes": 10**12, "jobs": [{"name": "a", "gpus": 1, "duration_s": 1}]},
+        {"gpu_kinds": {}},
+        {"gpu_kinds": {"a": 1}, "jobs": [{"name": "a", "gpus": 1, "steps": 1, "steps_per_s": {"b": 1}}]},
+    ],
+)
+def test_a_file_that_says_something_wrong_is_one_line(described, tmp_path, capsys):
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(described))
+    assert run(["cluster", str(path)]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ")
+    assert "\n" not in said

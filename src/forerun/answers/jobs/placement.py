@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from forerun.answers.jobs.job import Placement
-from forerun.common.errors import UnknownName
+from forerun.common.errors import ForerunError, UnknownName
+
+_MOST_GPUS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,11 @@ class Shape:
     """nodes of a switch"""
     gpus: int
     """GPUs of a node"""
+
+    def __post_init__(self) -> None:
+        """Raise ForerunError for more GPUs than can be simulated."""
+        if self.total > _MOST_GPUS:
+            raise ForerunError(f"a cluster of {self.total:,} GPUs is more than the {_MOST_GPUS:,} that are simulated")
 
     @property
     def total(self) -> int:

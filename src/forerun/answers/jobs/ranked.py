@@ -91,8 +91,8 @@ class RankedSimulation(Simulation):
     def _displace(self) -> None:
         """Starts waiting jobs down the order, each in the place of the last running ones behind it if it needs one.
 
-        Jobs that go on stay on their nodes. A job that finds no place even so displaces none, and nor does another one
-        of its size further down; so each size has a queue of its own.
+        Jobs that go on stay on their nodes. A job that finds no place even so displaces none. Nor does another one of
+        its size, until others stop and leave enough GPUs; so each size has a queue of its own.
         """
         runs, gpus = self.runs[self.order], self.gpus[self.order]
         waiting = np.flatnonzero(~runs)
@@ -102,28 +102,32 @@ class RankedSimulation(Simulation):
         kinds = self.kind[self.order[waiting]]
         first = np.full(len(self.sizes), len(self.order))
         first[kinds[::-1]] = waiting[::-1]
-        limits = self.displaced.limits(self.sizes)
-        queues: dict[int, list[int]] = {
-            size: waiting[kinds == kind].tolist() if may_start else []
-            for kind, (size, may_start) in enumerate(zip(self.sizes.tolist(), first < limits, strict=True))
-        }
+        may_start = first < self.displaced.limits(self.sizes)
+        queues = {int(self.sizes[kind]): waiting[kinds == kind].tolist() for kind in np.flatnonzero(may_start).tolist()}
+        stuck = set(self.sizes[~may_start].tolist())
         to_try = [(queue[0], size) for size, queue in queues.items() if queue]
         heapify(to_try)
         while to_try:
             at, size = heappop(to_try)
-            queue = queues.get(size)
-            if not queue or queue[0] != at:
+            queue = queues[size]
+            if size in stuck or not queue or queue[0] != at:
                 continue
             stopped = self._make_room(self.by_number[self.order[at]], at)
             if stopped is None:
-                del queues[size]
+                stuck.add(size)
                 continue
             heappop(queue)
+            again = {size, *gpus[stopped].tolist()}
+            if stopped:  # what they leave may be enough for jobs behind them
+                again |= {each for each in stuck if each <= self.place.free}
+            for each in again:
+                if each not in queues:
+                    queues[each] = waiting[self.sizes[kinds] == each].tolist()
             for each in stopped:
-                if int(gpus[each]) in queues:
-                    heappush(queues[int(gpus[each])], each)
-            for each in {size, *gpus[stopped].tolist()}:
-                if queues.get(each):
+                heappush(queues[int(gpus[each])], each)
+            stuck -= again
+            for each in again:
+                if queues[each]:
                     heappush(to_try, (queues[each][0], each))
 
     def _make_room(self, job: Progress, at: int) -> list[int] | None:
