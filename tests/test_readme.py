@@ -26,6 +26,7 @@ OWN_OPTIONS = {
     *("--warm-up", "--steps"),
     *("--max-slowdown", "--max-growth"),
     *("--time-limit", "--memory-limit-process"),
+    *("--generated-tokens-per-s", "--generated-share", "--generation-gib", "--critic", "--no-old-scores"),
     *(
         "--rank-rows",
         "--traced",
