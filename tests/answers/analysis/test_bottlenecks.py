@@ -21,7 +21,7 @@ SETUPS = {
     "FSDP": Setup(load_model("llama-3.2-1b"), Plan(seq_len=4096, dp_shard=16), H100),
     "TP": Setup(load_model("llama-3.2-1b"), Plan(seq_len=4096, dp_shard=4, tp=8, offload="optimizer"), H100),
     "PP": Setup(load_model("llama-3.2-1b"), Plan(seq_len=4096, dp_shard=4, pp=4, n_microbatches=4), H100),
-    "large": Setup(load_model("llama-3-8b"), Plan(seq_len=8192, dp_shard=8), H100),
+    "large": Setup(load_model("llama-3-8b"), Plan(seq_len=9216, dp_shard=8), H100),
     "one GPU": Setup(load_model("gpt2-small"), Plan(seq_len=1024), H100),
 }
 SIMULATIONS = {name: simulate_setup(setup) for name, setup in SETUPS.items()}

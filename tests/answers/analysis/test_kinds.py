@@ -148,7 +148,7 @@ def test_faster_gpus_wait_and_the_slower_sets_the_pace() -> None:
 
 
 def test_every_kind_has_to_fit_its_own_memory() -> None:
-    small = replace(A100, name="small", memory_bytes=CLUSTER.device.memory_bytes // 8)
+    small = replace(A100, name="small", memory_bytes=CLUSTER.device.memory_bytes // 16)
     fits = simulate_setup(setup_of(dict(dp_shard=8))).prediction
     found = simulate_setup(setup_of(dict(dp_shard=8), RankKind("small", 1, device=small))).prediction
     assert fits.fits

@@ -62,8 +62,8 @@ def test_a_slower_network_is_that_of_slow_links() -> None:
 def test_a_slower_host_is_a_stack_with_slower_launches() -> None:
     setup = setup_of(PLANS["FSDP"])
     stepper, stack = Stepper(setup), setup.stack
-    slow = replace(setup, changed_stack=replace(stack, issue_us=50 * stack.issue_us, step_us=50 * stack.step_us))
-    found = stepper.step(alike(stepper, 1.0), host=50.0)
+    slow = replace(setup, changed_stack=replace(stack, issue_us=100 * stack.issue_us, step_us=100 * stack.step_us))
+    found = stepper.step(alike(stepper, 1.0), host=100.0)
     assert found.time_s == simulate_setup(slow).prediction.step_time_s
     assert found.breakdown_s["host"] > 0.9 * found.time_s - found.breakdown_s["compute"]
 

@@ -76,7 +76,7 @@ def test_amd_has_no_expandable_segments() -> None:
 
 
 def test_what_a_search_refuses_is_never_shown_as_fitting() -> None:
-    clusters = [with_memory(gib / 2) for gib in range(30, 60)]
+    clusters = [with_memory(gib / 2) for gib in range(24, 54)]
     pairs = [
         (simulate_setup(setup(one)).prediction, simulate_setup(setup(one, replays=False)).prediction)
         for one in clusters

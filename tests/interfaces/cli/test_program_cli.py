@@ -321,7 +321,7 @@ BAD = [
     (("simulate", *CLUSTER), "--program"),
     (("simulate", *ASK, "--rank-class", "stage 9"), "rank class 'stage 9'"),
     (("simulate", *ASK, "--depth", 0), "--depth"),
-    (("plan", *CLUSTER), "give a model, or saved programs with --programs"),
+    (("plan", *CLUSTER), "give a model, a tool's file with --recipe, or saved programs with --programs"),
     (("plan", "llama-3.1-8b", *PLAN_ASK[1:]), "not both"),
     (("plan", "llama-3.1-8b", *CLUSTER, "--gpus", 8), "--seq-len, --global-batch missing"),
     (("plan", "--programs", "runs"), "--cluster is missing"),

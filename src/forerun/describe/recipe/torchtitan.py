@@ -63,7 +63,8 @@ def read_torchtitan(text: str, path: Path) -> Recipe:
     fields = Fields(settings, str(path))
     if not any(key.startswith(("training.", "model.", "parallelism.")) for key in settings):
         raise ForerunError(f"{path}: has none of the tables [model], [training] and [parallelism] of torchtitan")
-    values = _batch(fields) | _mesh(fields) | _pipeline(fields) | _precision(fields)
+    mesh = _mesh(fields)
+    values = _batch(fields) | mesh | _pipeline(fields) | _precision(fields, sharded=mesh["zero_stage"] == 3)
     values |= _checkpointing(fields) | _rest(fields)
     values["stack"] = "torchtitan-0.1" if former else "torchtitan"
     model, attention, why = model_of(fields, path)
@@ -152,11 +153,12 @@ def _pipeline(fields: Fields) -> dict[str, Any]:
     return values
 
 
-def _precision(fields: Fields) -> dict[str, Any]:
+def _precision(fields: Fields, sharded: bool) -> dict[str, Any]:
     wide = fields.text("training.mixed_precision_param", "bfloat16", ("bfloat16", "float32"))
     values: dict[str, Any] = {"master_dtype": _word(fields, "master_dtype", "float32")}
-    both_wide = wide == "float32" and values["master_dtype"] == "fp32"
-    values["precision"] = "fp32" if both_wide else "bf16"
+    # FSDP casts parameters to it for compute; without FSDP it is autocast's, which widens nothing
+    computes_wide = wide == "float32" and (sharded or values["master_dtype"] == "fp32")
+    values["precision"] = "fp32" if computes_wide else "bf16"
     converters = fields.items("model.converters")
     fp8 = "quantize.linear.float8."
     gathers = fields.flag(f"{fp8}enable_fsdp_float8_all_gather")
