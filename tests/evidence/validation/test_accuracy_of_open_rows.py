@@ -93,7 +93,7 @@ def test_bands_hold_what_they_promise(results: list[RowResult]) -> None:
     complete = [result for result in results if result.row.tier == "A"]
     stated = [result for result in results if result.row.tier in ("A", "B")]
     new = [result for result in stated if bands.stack_group(result) == "unfitted"]
-    for chosen, least, low, high in ((complete, 200, 0.8, 0.92), (stated, 400, 0.8, 0.9), (new, 100, 0.7, 0.9)):
+    for chosen, least, low, high in ((complete, 200, 0.8, 0.97), (stated, 400, 0.8, 0.95), (new, 100, 0.7, 0.9)):
         held = bands.time_held(chosen)
         assert held.rows > least
         assert low <= held.inside <= high, held
@@ -110,7 +110,8 @@ def test_fitted_stacks_are_those_that_complete_rows_inform(results: list[RowResu
         if result.inputs and result.row.tier == "A" and metrics.measured_time_s(result.row)
     }
     fitted = {name for name in stack_names() if is_fitted(load_stack(name))}
-    assert len(fitted - informed) <= 1  # that of traced programs has torchtitan's rates
+    # rows without a version count as the middle generation, so that rows of other tiers inform that of today
+    assert fitted - informed <= {"torchtitan", "torchtitan-simple-fsdp"}
     assert len(informed - fitted) <= 2
 
 
