@@ -252,7 +252,8 @@ class BuiltUnits:
         # copies to and from the host, and with expert_overlap exchanges of tokens, run beside other units
         duration_ps = np.where(self._program.ops.is_host_copy, 0, costs.duration_ps)
         if plan.expert_overlap:
-            exchanges = self._program.ops.is_collective & (self._program.ops.group == self._axes.index("ep"))
+            of_experts = [place for place, axis in enumerate(self._axes) if axis in ("ep", "etp")]
+            exchanges = self._program.ops.is_collective & np.isin(self._program.ops.group, of_experts)
             others = self._program.ops.is_collective & ~exchanges & (duration_ps > 0)
             # beside other collectives, for which kernels wait, an exchange slows nothing
             share = 0.0 if others.any() else _hidden_share(costs)
