@@ -255,7 +255,7 @@ COMMANDS = {
         "predict --program FILE --cluster h100-sxm --json",
         "simulate --program FILE --cluster h100-sxm --json",
     ),
-    "TRACE": ("chakra info FILE", "chakra validate FILE"),
+    "TRACE": ("chakra info FILE",),
     "STORE": (f"{_PLAN_TWO} --store FILE",),
 }
 """the commands that read files which Forerun itself writes"""
