@@ -140,7 +140,8 @@ def _parquet(rows: Any) -> bytes:
     made = io.BytesIO()
     records = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     try:
-        table = pyarrow.Table.from_pylist(records)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), made)
+        return made.getvalue()
     except (pyarrow.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):
         texts = [
             {str(key)[:99].encode("ascii", "replace").decode(): ascii(value)[:99] for key, value in row.items()}
