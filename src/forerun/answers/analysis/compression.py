@@ -107,7 +107,7 @@ def _parameters(setup: Setup) -> int:
 
 @dataclass(frozen=True)
 class CompressionEffect:
-    """What compressed gradients do to a step."""
+    """Says what compressed gradients do to a step."""
 
     method: str
     plain_step_s: float

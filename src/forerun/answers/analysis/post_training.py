@@ -20,7 +20,7 @@ from forerun.describe.plan.constraints import check_plan
 
 @dataclass(frozen=True, slots=True)
 class PostTraining:
-    """What surrounds the update of the trained model in one step."""
+    """Describes what surrounds the update of the trained model in one step."""
 
     generated_tokens_per_s: float
     """tokens that the inference engine generates each second on one GPU, in the mean over a step"""

@@ -116,7 +116,7 @@ def residuals() -> Residuals:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step has beside its stack and device, as far as bands depend on it."""
+    """Holds what bands depend on beside the stack and the device of a step."""
 
     precision: str
     experts: bool

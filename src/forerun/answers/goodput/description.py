@@ -90,7 +90,7 @@ class LevelEntry(Entry):
 
 
 class StateEntry(Entry):
-    """What a checkpoint holds where no plan tells: parameters in `weights`, fp32 copies, and the optimizer's states."""
+    """States what a checkpoint holds where no plan tells: parameters in `weights`, fp32 copies, optimizer states."""
 
     parameters: Large
     weights: str = "bf16"

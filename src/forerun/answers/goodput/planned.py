@@ -1,4 +1,4 @@
-"""What the plan of a run tells: its step, what slows it, what a checkpoint costs, and steps with fewer replicas."""
+"""Reads off the plan of a run its step, what slows it, what a checkpoint costs, and steps with fewer replicas."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Displacing(ABC):
 
 
 class Last(Displacing):
-    """Where any free GPUs will do, the last jobs give way, as many as it takes."""
+    """Displaces the last jobs, as many as it takes, where any free GPUs will do."""
 
     def __init__(self, place: Placer) -> None:
         self.place = place
@@ -74,7 +74,7 @@ class Last(Displacing):
 
 
 class OnNodes(Displacing):
-    """Where a job needs whole nodes, or GPUs of one node, those on the nodes with the last jobs give way."""
+    """Displaces those on the nodes with the last jobs, where a job needs whole nodes or GPUs of one node."""
 
     def __init__(self, shape: Shape, jobs: int) -> None:
         self.shape = shape

@@ -63,7 +63,7 @@ class Routing:
 
 
 class Spread(NamedTuple):
-    """What a distribution means for the ranks that hold different experts, each figure over the mean of all ranks."""
+    """Holds what a distribution means for ranks with different experts; each figure is over the mean of all ranks."""
 
     busiest: float
     """tokens of the busiest rank in a layer: the others wait for it"""

@@ -231,7 +231,7 @@ def plan(
 
 @dataclass(frozen=True)
 class _Asked:
-    """Whose plans are searched, for which runs, and what is fixed."""
+    """Holds whose plans are searched, for which runs, and what is fixed."""
 
     model: ModelSpec
     seq_len: int

@@ -87,7 +87,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of the result, and the files that it is written to."""
+    """Holds what is shown of the result, and the files that it is written to."""
 
     top: Annotated[int | None, typer.Option(min=1, help=f"How many plans to list (default {TOP}).")] = None
     why: Annotated[

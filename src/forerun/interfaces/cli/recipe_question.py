@@ -19,7 +19,7 @@ from forerun.describe.recipe.recipe import Recipe
 
 @dataclass(frozen=True)
 class RecipeQuestion:
-    """What a search takes from a recipe where no option says it."""
+    """Holds what a search takes from a recipe where no option says it."""
 
     model: ModelSpec
     seq_len: int
