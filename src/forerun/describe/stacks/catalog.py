@@ -27,6 +27,8 @@ OWN_FOLDER = "FORERUN_STACKS"
 """environment variable that names a folder of further stacks"""
 _SUFFIXES = (".yaml", ".yml")
 _MERGED = ("search", "fitted")
+_RATES = ("memory_rate", "network_rate")
+_MOST_RATE = 1000
 _OWN = ("names", "imports", "description", "today")
 """keys that a stack does not take over from the one that it extends"""
 _SHIPPED = Path(str(resources.files("forerun.describe.stacks"))) / "frameworks"
@@ -118,6 +120,9 @@ def _read(path: str, changed: int) -> Stack:
     data = _merged(path, ())
     try:
         stack: Stack = validated(Stack, {"family": data["name"], **data}, f"stack {path}")
+        for name in _RATES:
+            if not 0 < getattr(stack, name) < _MOST_RATE:
+                raise ForerunError(f"stack {path}: {name} must be above 0 and below {_MOST_RATE:,}")
         return stack
     except ForerunError as error:
         raise ForerunError(f"{error}; docs/extending.md lists what a stack holds") from None

@@ -302,9 +302,6 @@ class Stack:
         for name in self.fitted:
             if not hasattr(self, name):
                 raise ValueError(f"fitted names {name!r}, which is no rate of a stack")
-        for name in ("memory_rate", "network_rate"):
-            if not 0 < getattr(self, name) < 1e6:
-                raise ValueError(f"{name} must be a positive number")
 
     def across(self, nodes: int) -> Stack:
         """Returns the stack with the settings of its run script for so many nodes."""
