@@ -94,7 +94,7 @@ def test_more_bytes_never_take_less_time(network, algorithm, kind, size, more, a
 def test_links_carry_what_the_algorithm_sends(topology, algorithm):
     """A reduce-scatter of n bytes lets every rank send n (r - 1) / r, whatever the algorithm, over each hop once."""
     network = parse_topology(f"{topology}@50/500")
-    ends, run = collective_times(network, system(algorithm), CommType.REDUCE_SCATTER, 1 << 20, aware=True)
+    ends, run, _ = collective_times(network, system(algorithm), CommType.REDUCE_SCATTER, 1 << 20, aware=True)
     rank = np.arange(8, dtype=np.int32)
     hops = {
         "ring": lambda: network.topology().hop_counts(rank, (rank + 1) % 8).sum(),

@@ -14,6 +14,7 @@ from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.elastic import ELASTIC
 from forerun.answers.jobs.elastic_description import ElasticEntry, PlannedEntry, PlannedSteps, scaling_of
 from forerun.answers.jobs.elastic_rounds import share_out
+from forerun.answers.jobs.entries import Count, NotNegative, Positive
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job, Scheduled, Traffic
 from forerun.answers.jobs.placement import PLACERS, Shape
@@ -25,9 +26,6 @@ from forerun.answers.jobs.unlike_description import UNLIKE, UnlikeRequest, unlik
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.yaml_files import Entry, check, read_yaml
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 _MOST_JOBS = 1_000_000
 _MOST_GPUS = 1_000_000
 

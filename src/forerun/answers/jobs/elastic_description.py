@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from forerun.answers.analysis.predict import predict
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.jobs.elastic import efficiency, step_s
+from forerun.answers.jobs.entries import Count, NotNegative, PlanEntry, Positive
 from forerun.answers.jobs.job import Scaling
 from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import Entry
@@ -17,19 +18,11 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.complete import complete_plan
 
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 
+class PlannedEntry(PlanEntry):
+    """A job given as a plan on one cluster."""
 
-class PlannedEntry(Entry):
-    """A job given as a plan: its step is predicted on the job's GPUs."""
-
-    model: str
     cluster: str
-    steps: Count
-    global_batch: Count | None = None
-    fields: dict[str, Any] = Field(default_factory=dict)
 
 
 class ElasticEntry(Entry):

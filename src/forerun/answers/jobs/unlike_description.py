@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from forerun.answers.analysis.predict import predict
+from forerun.answers.jobs.entries import Count, NotNegative, PlanEntry, Positive
 from forerun.answers.jobs.job import Scheduled
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.shares import shares
@@ -21,18 +22,6 @@ from forerun.describe.plan.complete import complete_plan
 
 UNLIKE = "gpu_kinds"
 """the key that says that a cluster has unlike GPUs"""
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-
-
-class UnlikePlanEntry(Entry):
-    """A plan whose step is predicted on each kind of GPU."""
-
-    model: str
-    steps: Count
-    global_batch: Count | None = None
-    fields: dict[str, Any] = Field(default_factory=dict)
 
 
 class SteppedEntry(Entry):
@@ -43,7 +32,7 @@ class SteppedEntry(Entry):
     submit_s: NotNegative = 0.0
     steps: Count | None = None
     steps_per_s: dict[str, Positive] = Field(default_factory=dict)
-    plan: UnlikePlanEntry | None = None
+    plan: PlanEntry | None = None
     weight: Positive = 1.0
     group: str = ""
 
@@ -130,7 +119,7 @@ def _job(entry: SteppedEntry, kinds: tuple[str, ...], clusters: dict[str, str], 
 
 
 def _predicted(
-    entry: UnlikePlanEntry, gpus: int, kinds: tuple[str, ...], clusters: dict[str, str], place: str
+    entry: PlanEntry, gpus: int, kinds: tuple[str, ...], clusters: dict[str, str], place: str
 ) -> dict[str, float]:
     """Returns the steps a second of a plan on each kind of GPU on which it runs and fits in memory.
 

@@ -102,7 +102,7 @@ def case_times(case: Mapping[str, Any], networks: dict[str, Network] | None = No
     groups: tuple[tuple[int, ...], ...] = ()
     if "group_size" in case or "stride" in case:
         groups = strided_groups(network.n_npus, _whole(case, "group_size", 2), _whole(case, "stride", 1))
-    return collective_times(network, _system(case), COLLECTIVES[name], size, groups, aware)[0]
+    return collective_times(network, _system(case), COLLECTIVES[name], size, groups, aware).ends_ns
 
 
 def strided_groups(n_ranks: int, group_size: int, stride: int) -> tuple[tuple[int, ...], ...]:

@@ -18,7 +18,7 @@ from forerun.astrasim.astra.collective_cases import COLLECTIVES, implementations
 from forerun.astrasim.astra.custom import BUILT_IN, Algorithm, load_algorithm
 from forerun.astrasim.astra.fabric import has_closed_form
 from forerun.astrasim.astra.hot_links import HotLink, hottest_links
-from forerun.astrasim.astra.single import timed_collective
+from forerun.astrasim.astra.single import collective_times
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommType
 from forerun.common.errors import ForerunError, UnknownName
@@ -173,12 +173,12 @@ def _point(setting: Setting, collective: str, size: int, name: str, system: Syst
     made = local * n if collective == "all_gather" else size
     kind = KINDS[collective]
     aware = setting.aware and not (setting.network.n_npus > _MOST_QUEUED and never_queues(setting, system, custom))
-    ends, run, wire_ns = timed_collective(setting.network, system, kind, local, setting.groups, aware, custom)
+    ends, run, wire_ns = collective_times(setting.network, system, kind, local, setting.groups, aware, custom)
     unqueued_ns = time_ns = int(ends.max())
     factor = bus_factor(collective, n)
     if setting.serial and wire_ns is None and setting.network.n_npus <= _MOST_QUEUED:
-        queued, _, _ = timed_collective(setting.network, system, kind, local, setting.groups, True, custom)
-        time_ns = int(queued.max())
+        queued = collective_times(setting.network, system, kind, local, setting.groups, True, custom)
+        time_ns = int(queued.ends_ns.max())
     elif setting.serial:
         time_ns = max(time_ns, wire_ns or 0, math.ceil(made * factor / setting.rank_links_gbps))
     algbw = made / time_ns if time_ns else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,16 @@ def chain_of(calls: Sequence[Sequence[int]], ranks: Sequence[int], tables: Colle
     return LoweredProgram(nodes, empty_matches(()), np.zeros(0, np.int64), (), ())
 
 
+class CollectiveTimes(NamedTuple):
+    """When the ranks of a collective end."""
+
+    ends_ns: I64
+    """of each rank, (n_npus,)"""
+    run: SlotRun
+    wire_ns: int | None
+    """the least time of the busiest link (`wire_ns`)"""
+
+
 def collective_times(
     network: Network,
     system: System,
@@ -62,8 +73,8 @@ def collective_times(
     aware: bool = False,
     algorithm: Algorithm | None = None,
     mirror: bool = True,
-) -> tuple[I64, SlotRun]:
-    """Returns when each rank ends a collective that all begin at 0, in ns (n_npus,), and the run.
+) -> CollectiveTimes:
+    """Returns when each rank ends a collective that all begin at 0.
 
     `size` is the full local buffer, for an all-gather the local shard. With `groups`, each group runs its own
     collective at the same time; ranks in no group end at 0. If all ranks are alike, only one is simulated, unless
@@ -71,21 +82,6 @@ def collective_times(
 
     Raises ForerunError if it can't be simulated, or would take too long.
     """
-    ends, run, _ = timed_collective(network, system, kind, size, groups, aware, algorithm, mirror)
-    return ends, run
-
-
-def timed_collective(
-    network: Network,
-    system: System,
-    kind: CommType,
-    size: int,
-    groups: Sequence[tuple[int, ...]] = (),
-    aware: bool = False,
-    algorithm: Algorithm | None = None,
-    mirror: bool = True,
-) -> tuple[I64, SlotRun, int | None]:
-    """Returns what `collective_times` returns, and the least time of the busiest link (`wire_ns`)."""
     _check_ranks(network)
     algorithms = {} if algorithm is None else {kind: algorithm}
     tables = CollectiveTables(system, [dim.n_npus for dim in network.dims], algorithms=algorithms)
@@ -106,7 +102,7 @@ def timed_collective(
     run = run_program(program, tables, fabric_of(network, aware, ranks if mirrored else ()))
     ends = np.zeros(network.n_npus, np.int64)
     ends[sorted(call_of)] = run.result.end_ns
-    return ends, run, wire_ns(network, tables, call_of[everyone[0][0]], everyone)
+    return CollectiveTimes(ends, run, wire_ns(network, tables, call_of[everyone[0][0]], everyone))
 
 
 def message_times(network: Network, sender: int, receiver: int, size: int, aware: bool = False) -> I64:

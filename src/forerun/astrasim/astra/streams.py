@@ -156,7 +156,9 @@ class _Times:
         if key not in self.known:
             network, system = self.machine.network, self.machine.system
             groups = () if len(members) == network.n_npus else (members,)
-            self.known[key] = int(collective_times(network, system, kind, size, groups, self.machine.aware)[0].max())
+            self.known[key] = int(
+                collective_times(network, system, kind, size, groups, self.machine.aware).ends_ns.max()
+            )
         return self.known[key]
 
 
