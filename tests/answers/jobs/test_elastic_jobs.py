@@ -131,6 +131,15 @@ def test_elastic_jobs_of_a_file_beside_a_queue():
     assert job.scaling.speeds == pytest.approx((goodputs[1] / goodputs[8], 1.0))
 
 
+def test_a_planned_job_runs_on_no_size_whose_memory_is_too_small():
+    plan = {"model": "llama-3.1-8b", "cluster": "h100-sxm", "steps": 10, "global_batch": 16}
+    plan["fields"] = {"seq_len": 4096, "dp_shard": -1, "activation_checkpointing": "full"}
+    job = {"name": "a", "gpus": 8, "plan": plan, "elastic": {"sizes": [1, 4, 16]}}
+    (read,) = cluster_of({"nodes": 2, "gpus_per_node": 8, "jobs": [job]}, "file").jobs
+    assert read.scaling.sizes == (4, 8, 16)  # the state of 8 billion parameters needs more than one GPU
+    assert read.scaling.speeds == tuple(sorted(read.scaling.speeds))
+
+
 @pytest.mark.parametrize(
     ("elastic", "message"),
     [

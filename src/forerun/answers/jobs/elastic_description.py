@@ -50,7 +50,7 @@ class PlannedSteps:
         return predict(load_model(self.entry.model), plan, load_cluster(self.entry.cluster))
 
     def scaling(self, elastic: ElasticEntry, gpus: int, place: str) -> Scaling:
-        """Returns how fast the plan goes on each of `sizes`, with the batch of the most goodput.
+        """Returns how fast the plan goes on those of `sizes` where it fits in memory, at the batch of the most goodput.
 
         Raises ForerunError for keys that don't go with a plan, or where the plan runs on none of the sizes.
         """
@@ -64,10 +64,12 @@ class PlannedSteps:
             rates = []
             for batch in _batches(first, elastic.largest_batch):
                 try:
-                    seconds = self.predicted(size, batch).step_time_s
+                    step = self.predicted(size, batch)
                 except ForerunError:
                     continue
-                rates.append(batch / seconds * (1.0 if noise is None else efficiency(batch, first, noise)))
+                if size != gpus and not step.fits:
+                    continue
+                rates.append(batch / step.step_time_s * (1.0 if noise is None else efficiency(batch, first, noise)))
                 if noise is None:
                     break
             if rates:
