@@ -50,8 +50,8 @@ def timed(
 ) -> tuple[float, I64, SlotRun]:
     """Seconds it takes, when each rank ends, and the run."""
     begin = time.perf_counter()
-    ends, run = collective_times(network, system(*algorithms), kind, BYTES, (), aware, mirror=mirror)
-    return time.perf_counter() - begin, ends, run
+    times = collective_times(network, system(*algorithms), kind, BYTES, (), aware, mirror=mirror)
+    return time.perf_counter() - begin, times.ends_ns, times.run
 
 
 def all_reduce_curve(with_full: bool) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 from forerun.core.engine.simulate import simulate
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import (
     N_CATEGORIES,
     Block,
     Channel,
     Collective,
-    OpKind,
     Phase,
     Program,
     RankClass,
@@ -62,7 +62,8 @@ def pipeline(stages: int, layers: int, microbatches: int, limited: bool = False)
     reduce = ops.collective("reduce", Collective.REDUCE_SCATTER, 0, 2**20)
     move = ops.p2p("move", 0, 2**20)
     blocks = [layer(gather, reduce, gemm, phase, limited) for phase in (Phase.FORWARD, Phase.BACKWARD)]
-    channels, transfers = [], {}
+    channels: list[Channel] = []
+    transfers: dict[tuple[Phase, Stream, int], int] = {}
     for s in range(stages - 1):
         for phase, members in ((Phase.FORWARD, (s, s + 1)), (Phase.BACKWARD, (s + 1, s))):
             for stream, member in zip((Stream.PP_SEND, Stream.PP_RECV), members, strict=True):

@@ -21,7 +21,8 @@ import numpy as np
 from engine import pipeline
 
 from forerun.core.engine.simulate import simulate
-from forerun.core.program.types import OpKind, Program
+from forerun.core.program.kinds import OpKind
+from forerun.core.program.types import Program
 from forerun.core.program.unfold import unfold
 
 NODES = 10_000_000

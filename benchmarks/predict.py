@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterable
+from typing import Any
 
 from forerun.answers.analysis.predict import predict, predict_setup, simulate
 from forerun.answers.analysis.setup import Setup
@@ -21,7 +23,9 @@ from forerun.describe.plan.plan import Plan
 def distinct_plans() -> list[Plan]:
     """Plans of a 32-layer model on 64 GPUs: data, sharded, tensor and pipeline parallel, three checkpointing modes."""
     plans = []
-    axes = itertools.product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4), ("none", "selective", "full"), (1, 3), (False, True))
+    axes: Iterable[Any] = itertools.product(
+        (1, 2, 4, 8), (1, 2, 4), (1, 2, 4), ("none", "selective", "full"), (1, 3), (False, True)
+    )
     for tp, pp, micro_batch, checkpointing, zero_stage, compiled in axes:
         dp = 64 // (tp * pp)
         plans.append(

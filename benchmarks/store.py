@@ -28,7 +28,9 @@ def main() -> None:
         return time.perf_counter() - start, result
 
     _, expected = timed(None)  # compiles
-    without, new, known = [], [], []
+    without: list[float] = []
+    new: list[float] = []
+    known: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(TURNS):
             store = Path(folder) / f"{turn}.sqlite"

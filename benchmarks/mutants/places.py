@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Mult: ast.Div,
@@ -148,7 +149,7 @@ def changes(node: ast.expr | ast.stmt) -> Iterator[str]:
         yield f"({ast.unparse(ast.Compare(node.left, [swapped(node.ops[0]), *node.ops[1:]], node.comparators))})"
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
         yield f"({ast.unparse(node.operand)})"
-    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         yield repr(node.value + 1)
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield repr(not node.value)
@@ -167,5 +168,6 @@ def has_effect(node: ast.AST) -> bool:
     return isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Attribute, ast.Subscript))
 
 
-def swapped(operator: ast.AST) -> ast.AST:
+def swapped(operator: ast.AST) -> Any:
+    """An operator of the same kind, which does something else."""
     return SWAPS[type(operator)]()

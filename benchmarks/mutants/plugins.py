@@ -46,7 +46,7 @@ class Watch:
         self.ran: set[int] = set()
         builtins.__ran__ = self.ran  # type: ignore[attr-defined]
         self.load = SourceFileLoader.get_code
-        SourceFileLoader.get_code = lambda loader, name: self.code(loader, name)  # type: ignore[method-assign]
+        SourceFileLoader.get_code = lambda loader, name: self.code(loader, name)  # type: ignore
 
     def code(self, loader: SourceFileLoader, module: str) -> CodeType | None:
         if not loader.path.startswith(self.folder):

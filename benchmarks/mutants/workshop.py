@@ -62,7 +62,7 @@ class Workshop:
         for name in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-        return found
+        return [one for one in found if isinstance(one, Recorded)]
 
     def killer(self, mutant: Mutant, tests: list[Recorded]) -> str:
         """What kills `mutant`: the first of `tests` that fails, the time limit or an exit; empty where it survives."""
@@ -181,7 +181,8 @@ def failed_test(names: list[str], cache: Path) -> str:
     """The first of the tests `names` that fails, empty where all pass."""
     import numba
 
-    os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(cache)
+    os.environ["NUMBA_CACHE_DIR"] = str(cache)
+    vars(numba.config)["CACHE_DIR"] = str(cache)
     chosen = Chosen(names)
     status = run_tests(sorted({Path(name.split("::")[0]) for name in names}), chosen)
     return chosen.failed or (f"exit {status}" if status else "")
