@@ -54,7 +54,13 @@ _KINETO = {
     "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 85_000_000_000}],
     "traceEvents": [
         _event("user_annotation", "ProfilerStep#1", 0, 120),
-        _event("cpu_op", "aten::mm", 1, 5, **{"External id": 1, "Input Dims": [[64, 64], [64, 64]]}),
+        _event(
+            "cpu_op",
+            "aten::mm",
+            1,
+            5,
+            **{"External id": 1, "Record function id": 2, "Input Dims": [[64, 64], [64, 64]]},
+        ),
         _event("cuda_runtime", "cudaLaunchKernel", 2, 1, correlation=1),
         _event("kernel", "sm90_xmma_gemm_bf16bf16", 10, 40, stream=7, device=0, correlation=1, **{"External id": 1}),
         _event("cpu_op", "record_param_comms", 12, 3, **{"External id": 2, "Collective name": "allreduce"}),
@@ -188,6 +194,52 @@ _HARDWARE = {
         }
     },
 }
+_WORKLOAD = {
+    "workload_graph": [
+        {"Id": 1, "Name": "product", "NodeType": 4, "runtime": 3, "data_deps": [], "is_cpu_op": False},
+        {"Id": 2, "Name": "sum", "NodeType": 7, "runtime": 4, "data_deps": [1], "comm_type": 0, "comm_size": 4096},
+    ]
+}
+_OPERATORS = {
+    "schema": "1.0.2-chakra.0.0.4",
+    "pid": 1,
+    "time": "2024-01-01 00:00:00",
+    "start_ts": 1,
+    "nodes": [
+        {
+            "id": number,
+            "name": name,
+            "ctrl_deps": 1,
+            "inputs": {"values": [[1, 2, 0, 4096, 2, "cuda:0"]], "shapes": [[64, 64]], "types": ["Tensor(float)"]},
+            "outputs": {"values": [], "shapes": [], "types": []},
+            "attrs": [
+                {"name": "rf_id", "type": "uint64", "value": number},
+                {"name": "tid", "type": "uint64", "value": 1},
+            ],
+        }
+        for number, name in ((1, "[pytorch|profiler|execution_trace|process]"), (2, "aten::mm"), (3, "nccl:all_reduce"))
+    ],
+}
+_LINKS = "6 1 5\n5\n" + "".join(f"{npu} 5 400Gbps 0.0005ms 0\n" for npu in range(5))
+_LOGICAL = {"logical-dims": ["2", "2"]}
+_TREE = """Nodes 4
+Tiers 2
+Podsize 4
+Tier 0
+Downlink_speed_Gbps 200
+Radix_Down 2
+Radix_Up 2
+Downlink_Latency_ns 1000
+Tier 1
+Downlink_speed_Gbps 100
+Radix_Down 2
+Downlink_Latency_ns 1000
+Bundle 1
+"""
+_REPLAY = (
+    "astra --workload-configuration TRACES --system-configuration SYSTEM --remote-memory-configuration REMOTE --json"
+)
+_NS3 = f"{_REPLAY} --network-configuration LINKS --logical-topology-configuration LOGICAL"
 _VALIDATE = "validate ROWS --models MODELS --hardware HARDWARE --json"
 _RECIPE = "predict CONFIG --recipe FILE --cluster h100-sxm --gpus 4 --seq-len 64 --json"
 MEASURED = {
@@ -205,6 +257,11 @@ MEASURED = {
             "profile compare FILE --model CONFIG --cluster h100-sxm --plan-file PLAN --gpus 4 --json",
         ),
     ),
+    "WORKLOAD": Format("graph.json", _WORKLOAD, ("chakra info FILE",)),
+    "OPERATORS": Format("et.json", _OPERATORS, ("chakra info FILE", "profile link KINETO FILE -o LINKED")),
+    "LINKS": Format("links.txt", _LINKS, (_NS3.replace("LINKS", "FILE"),)),
+    "LOGICAL": Format("dims.json", _LOGICAL, (_NS3.replace("LOGICAL", "FILE"),)),
+    "TREE": Format("tree.topo", _TREE, (f"{_REPLAY} --network-configuration NETWORK --htsim_opts -topo FILE",)),
     "SNAPSHOT": Format("snapshot.pickle", _SNAPSHOT, ("profile memory FILE --json",)),
     "OPERATIONS": Format("operations.parquet", _OPERATIONS, ("stragglers FILE --json",)),
     "LOG": Format("all_reduce_perf.log", _LOG, ("calibrate h100-sxm --network FILE --json",)),

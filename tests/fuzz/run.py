@@ -106,7 +106,13 @@ class Fuzzer:
 
     def _path(self, word: str) -> str:
         """The path that a word in capitals stands for; other words as they are."""
-        beside = {"TRACES": "traces", "OUT": "out.jsonl", "PROFILED": "profiled.program", "FOLDER": "explored"}
+        beside = {
+            "TRACES": "traces",
+            "OUT": "out.jsonl",
+            "PROFILED": "profiled.program",
+            "LINKED": "linked.json",
+            "FOLDER": "explored",
+        }
         name = FORMATS[word].name if word in FORMATS else beside.get(word)
         return word if name is None else str(self.folder / name)
 

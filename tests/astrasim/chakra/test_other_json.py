@@ -109,6 +109,13 @@ def test_an_execution_trace_of_pytorch(read):
     assert [found.names[row] for row in found.ctrl[rows]] == ["c10d::allgather_"]
 
 
+def test_a_caller_that_is_no_number_is_no_dependency(read):
+    node = {"id": 2, "name": "aten::ones", "ctrl_deps": {"a": 1}, "inputs": [], "outputs": []}
+    found = read({"schema": "1", "nodes": [node]})
+    assert found.names == ("aten::ones",)
+    assert len(found.ctrl) == 0
+
+
 def test_json_becomes_a_trace_file(tmp_path):
     (tmp_path / "run.0.json").write_text(json.dumps(GRAPH))
     assert convert(tmp_path / "run.0.json", tmp_path / "out.0.et") == 5

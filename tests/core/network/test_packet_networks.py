@@ -122,6 +122,8 @@ def test_cables_between_the_same_devices_act_as_one():
         ("9 1\n", ("4",), "line 1: expected the numbers of devices, switches and links, got '9 1'"),
         ("3 1 2\n2\n0 2 1Gbps 1us 0\n", ("2",), "it lists 1 links, and its first line says 2"),
         ("3 1 1\n2\n0 2 1Gbit 1us 0\n", ("2",), "line 3: expected a number in Gbps, Mbps"),
+        ("3 1 1\n2\n0 2 0Gbps 1us 0\n", ("2",), "line 3: a link needs a rate above 0, got '0Gbps'"),
+        ("3 1 1\n2\n0 2 1e300Gbps 1us 0\n", ("2",), "line 3: expected a number in Gbps, Mbps"),
         ("3 1 1\n0\n0 2 1Gbps 1us 0\n", ("2",), "NPUs are devices 0 to 1, and some of them are switches"),
         ("3 1 1\n2\n0 2 1Gbps 1us 0\n", ("2",), "some NPU can't reach another one"),
         ("3 1 1\n2\n0 7 1Gbps 1us 0\n", ("2",), "a link joins two of the devices 0 to 2, got 0 and 7"),
@@ -142,6 +144,8 @@ def test_a_wrong_ns3_file_is_one_line(ns3, links, dims, problem):
     [
         (("Nodes 8", "Nodes 16"), "the tree has 16 nodes, and the network 8 NPUs"),
         (("Podsize 4", "Podsize 3"), "nodes by Podsize: 8 is no multiple of 3"),
+        (("Tiers 3", "Tiers 100000000"), "an htsim topology has 2 or 3 tiers"),
+        (("Radix_Up 4", "Radix_Up 100000000"), "the tree has 200,000,016 links; at most 2,000,000 are simulated"),
         (("Tiers 3", "Tiers 2"), "an htsim topology has 2 or 3 tiers"),
         (("Radix_Up 4", "Radix_Up 3"), "Radix_Up of tier 1 by Bundle of tier 2: 3 is no multiple of 2"),
         (("Radix_Down 4", "Radix_Down 6"), "Radix_Down of tier 2 is 6, 2 pods have 4 links up to it"),

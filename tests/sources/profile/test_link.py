@@ -48,6 +48,13 @@ def test_operators_of_one_number_are_one(node):
     assert "Input Dims" not in events[1]["args"]
 
 
+def test_an_attribute_without_a_proper_name_tells_nothing():
+    node = newer(3, "aten::mm", record=77)
+    node["attrs"].append({"name": ["rf_id"], "value": 78})
+    events = [operator("aten::mm", 5, **{"Record function id": 77})]
+    assert link({"traceEvents": events}, {"nodes": [node]}, "x").matched == 1
+
+
 def test_without_numbers_the_order_of_names_tells_in_every_step():
     nodes = [executed(k, name, 1, 100 + k, [[k]]) for k, name in enumerate([*NAMES, "aten::sum"], 2)]
     steps = [operator(name, at) for at, name in enumerate([*NAMES, "aten::sum", "x", *NAMES, "aten::sum"])]

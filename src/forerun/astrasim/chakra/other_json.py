@@ -132,7 +132,7 @@ def execution_trace(data: dict[str, Any], place: str) -> Iterator[Any]:
         reads = dict.fromkeys(last_writer[one] for one in _storages(inputs) if one in last_writer)
         node = _node(
             where, id=node_id, name=name, type=int(kind), attributes=attributes,
-            ctrl_deps=[caller] if caller in known else [], data_deps=[*reads],
+            ctrl_deps=[caller] if isinstance(caller, int) and caller in known else [], data_deps=[*reads],
         )  # fmt: skip
         node.inputs.values = text
         yield node

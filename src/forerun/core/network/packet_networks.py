@@ -29,6 +29,9 @@ _SPEEDS = {"Gbps": 1 / 8, "Mbps": 1 / 8e3, "Tbps": 125.0, "Gb/s": 1 / 8, "Mb/s":
 _DELAYS = {"ms": 1e6, "us": 1e3, "ns": 1.0, "s": 1e9}
 _FIGURE = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z/]+)")
 _MOST_LINES = 2_000_000
+"""also the links of a fat tree"""
+_LARGEST = 1e12
+"""GB/s of a rate, ns of a delay"""
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,10 @@ def _ns3_cable(words: list[str], place: str, devices: int) -> Cable:
     one, other = _whole(words[:2], 2, place, "two devices")
     if max(one, other) >= devices or one == other:
         raise ForerunError(f"{place}: a link joins two of the devices 0 to {devices - 1}, got {one} and {other}")
-    return Cable(one, other, _amount(words[2], _SPEEDS, place), _amount(words[3], _DELAYS, place))
+    speed = _amount(words[2], _SPEEDS, place)
+    if not speed:
+        raise ForerunError(f"{place}: a link needs a rate above 0, got {words[2][:40]!r}")
+    return Cable(one, other, speed, _amount(words[3], _DELAYS, place))
 
 
 def _whole(words: list[str], n: int, place: str, what: str) -> list[int]:
@@ -155,7 +161,7 @@ def _amount(text: str, units: dict[str, float], place: str) -> float:
         number, factor = (float(match[1]), units[match[2]]) if match else (0.0, 0.0)
     except (ValueError, KeyError):
         match = None
-    if match is None:
+    if match is None or number * factor > _LARGEST:
         raise ForerunError(f"{place}: expected a number in {', '.join(units)}, got {text[:40]!r}")
     return number * factor
 
@@ -197,7 +203,7 @@ def _tiers(path: Path) -> tuple[dict[str, int], list[_Tier]]:
         else:
             raise ForerunError(f"{place}: {words[0]!r} is no key of an htsim topology here")
     missing = [key for key in _HEAD_KEYS if not head.get(key)]
-    missing += [f"tier {k}" for k in range(max(len(tiers), head.get("tiers", 0))) if k >= len(tiers)]
+    missing += [f"tier {k}" for k in range(len(tiers), min(head.get("tiers", 0), 3))]
     for k, tier in enumerate(tiers):
         needed = ["radix_down", "downlink_speed_gbps", "downlink_latency_ns"] + ["radix_up"] * (k < len(tiers) - 1)
         missing += [f"{key} of tier {k}" for key in needed if not tier.get(key)]
@@ -226,6 +232,10 @@ def _tree_cables(described: tuple[dict[str, int], list[_Tier]], npus: int, path:
         raise ForerunError(
             f"{path}: Radix_Down of tier 1 is {agg.down}, a pod has {of_pod * agg.bundle} links up to it"
         )
+    planes = _share(agg.up, core[0].bundle, "Radix_Up of tier 1 by Bundle of tier 2", path) if core else 0
+    n_links = nodes + tors * aggs + pods * aggs * planes
+    if n_links > _MOST_LINES:
+        raise ForerunError(f"{path}: the tree has {n_links:,} links; at most {_MOST_LINES:,} are simulated")
     first_agg, first_core = nodes + tors, nodes + tors + pods * aggs
     cables = [Cable(node, nodes + node // tor.down, tor.speed_gbps, tor.latency_ns) for node in range(nodes)]
     for switch in range(tors):
@@ -234,7 +244,6 @@ def _tree_cables(described: tuple[dict[str, int], list[_Tier]], npus: int, path:
     if not core:
         return cables, first_core
     top = core[0]
-    planes = _share(agg.up, top.bundle, "Radix_Up of tier 1 by Bundle of tier 2", path)
     if pods * top.bundle != top.down:
         raise ForerunError(
             f"{path}: Radix_Down of tier 2 is {top.down}, {pods} pods have {pods * top.bundle} links up to it"

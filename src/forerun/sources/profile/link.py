@@ -112,7 +112,7 @@ def _attribute(node: dict[str, Any], name: str) -> int:
     """Returns a number of a node, of which releases write it in two ways; 0 for none."""
     listed = node.get("attrs", [])
     of = (
-        {one.get("name"): one.get("value") for one in listed if isinstance(one, dict)}
+        {str(one.get("name")): one.get("value") for one in listed if isinstance(one, dict)}
         if isinstance(listed, list)
         else {}
     )
