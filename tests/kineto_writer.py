@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from forerun.answers.analysis.breakdown import ready_ps
 from forerun.core.engine.simulate import simulate
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Collective, Phase
@@ -36,19 +37,28 @@ def perturbed(simulation, kernels=lambda row: 1.0, host=1.0):
     return simulate(simulation.flat, duration, issue, *columns, demand=costs.demand), issue
 
 
-def write_kineto(path: Path, simulation, timeline, issue_ps, *, shapes=True, rank_class=0, gpu="NVIDIA H100 80GB HBM3"):
-    """Writes the step of one rank class. Launches stand at the end of the host's time for each op."""
+def write_kineto(
+    path: Path, simulation, timeline, issue_ps, *, shapes=True, rank_class=0, rank=0, gpu="NVIDIA H100 80GB HBM3"
+):
+    """Writes the step of one rank class as that of a global rank.
+
+    Launches stand at the end of the host's time for each op. What stages do together begins when the rank itself is
+    ready, as NCCL's kernels do.
+    """
     program, flat = simulation.program, simulation.flat
     n_gpus = simulation.subject.n_gpus
-    events = [_event("user_annotation", "ProfilerStep#1", 0, timeline.end_of_step_ps / 1e6)]
+    events = [_event("user_annotation", "ProfilerStep#1", 0, int(timeline.class_end_ps[rank_class]) / 1e6)]
     fixed = program.ops.is_delay
     nodes = range(int(flat.class_ptr[rank_class]), int(flat.class_ptr[rank_class + 1]))
+    first, every = nodes.start, np.arange(nodes.start, nodes.stop)
+    alone = ready_ps(flat, timeline, every)
+    begins = np.where(flat.meeting[every] >= 0, alone, timeline.start_ps[every])
     runs = {node for node in nodes if not fixed[flat.op[node]] and timeline.end_ps[node] > timeline.start_ps[node]}
     waits = _waits(flat, nodes, runs)
     records = {}
     for number, node in enumerate(nodes, 1):
         row = int(flat.op[node])
-        begin, end = (int(column[node]) / 1e6 for column in (timeline.start_ps, timeline.end_ps))
+        begin, end = (int(column[node - first]) / 1e6 for column in (begins, timeline.end_ps[first:]))
         if fixed[row] and end > begin:  # the host's own work after the device is done
             issued = int(timeline.issue_end_ps[node]) / 1e6
             events.append(_event("cuda_runtime", "cudaDeviceSynchronize", issued, begin - issued))
@@ -70,11 +80,11 @@ def write_kineto(path: Path, simulation, timeline, issue_ps, *, shapes=True, ran
             about = {"stream": 7 + int(flat.stream[node]), "wait_on_stream": 7 + int(flat.stream[other])}
             about["wait_on_cuda_event_record_corr_id"] = records[other]
             events.append(_event("cuda_sync", "Stream Wait Event", called, 0, correlation=correlation, **about))
-        name, more = _kernel(program, row, n_gpus)
+        name, more = _kernel(program, row, rank)
         args = {"stream": 7 + int(flat.stream[node]), "device": 0, "correlation": number, "External id": number} | more
         work = _event("gpu_memcpy" if name.startswith("Memcpy") else "kernel", name, begin, end - begin, **args)
         events.append(work | {"pid": 0, "tid": args["stream"]})
-    head = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": n_gpus}}
+    head = {"schemaVersion": 1, "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": n_gpus}}
     head["deviceProperties"] = [{"id": 0, "name": gpu, "totalGlobalMem": 85_000_000_000}]
     path.write_text(json.dumps(head | {"traceEvents": events, "displayTimeUnit": "ms"}))
     return path
@@ -124,7 +134,7 @@ def _around(program, row, phase, number, shapes):
     return out
 
 
-def _kernel(program, row, n_gpus):
+def _kernel(program, row, rank):
     """The name of an op's kernel, and what a collective says of itself."""
     ops = program.ops
     kind = int(ops.kind[row])
@@ -139,8 +149,10 @@ def _kernel(program, row, n_gpus):
         dtype, size, _ = _DTYPES.get(ops.dtype[row], ("Byte", 1, ""))
         called, name = _COLLECTIVES.get(Collective(int(ops.collective[row])), ("send", "ncclDevKernel_SendRecv"))
         elements = round(float(ops.bytes_comm[row]) / size)
-        ranks = [group.inner * place for place in range(group.size)]
+        size = group.borders + 1 if group.borders else group.size
+        first = rank - group.inner * (rank // group.inner % size)
+        ranks = [first + group.inner * place for place in range(size)]
         args = {"Collective name": called, "In msg nelems": elements, "Out msg nelems": elements, "dtype": dtype}
-        args |= {"Group size": group.size, "Process Group Name": group.axis, "Process Group Ranks": str(ranks)}
+        args |= {"Group size": size, "Process Group Name": group.axis, "Process Group Ranks": str(ranks)}
         return name, args
     return _NAMES[OpKind(kind)], {}

@@ -192,8 +192,8 @@ def test_the_page_and_the_tables_are_written(steps, tmp_path):
 
 
 BAD = [
-    ([], "give --model with a plan"),
-    (["--model", "gpt2-large", "--program", "b.program"], "give --model with a plan"),
+    ([], "give one of --model with a plan"),
+    (["--model", "gpt2-large", "--program", "b.program"], "give one of --model with a plan"),
     (["--program", "missing.program"], "missing.program"),
     (["--program", "b.program", "--tp", "2"], "a saved program has its own plan"),
     (["--model", "gpt2-large", "--seq-len", "1024", "--dp-shard", "8", "--anchor-out", "no/a.yaml"], "no folder"),

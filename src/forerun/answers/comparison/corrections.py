@@ -64,8 +64,8 @@ class _Ratio(NamedTuple):
 def corrections(found: Comparison) -> Corrections:
     """Returns what a comparison tells of the rates; the host's is 1 until `with_host` fits it.
 
-    Each predicted op takes the time that the work paired with it took. What is in no pair keeps its time; then all ops
-    of a part are scaled so that the part takes its measured time.
+    Each predicted op takes the time that the work paired with it took on the slowest profiled rank of each stage. What
+    is in no pair keeps its time; then all ops of a part are scaled so that the part takes its measured time.
     """
     ratios = _ratios(found)
     simulation = found.simulation
@@ -118,7 +118,7 @@ def _ratios(found: Comparison) -> dict[int, float]:
     """Returns measured over predicted time of every op of the prediction that takes time."""
     sums: dict[int, _Ratio] = {}
     part_of: dict[int, str] = {}
-    for pair in found.pairs:
+    for pair in found.pairs_of_stages:
         measured, predicted = pair.alone_s
         ratio = measured / predicted if measured > 0 and predicted > 0 else 1.0
         for line in pair.predicted:
@@ -130,14 +130,23 @@ def _ratios(found: Comparison) -> dict[int, float]:
     corrected: dict[str, float] = {}
     for row, ratio in ratios.items():
         corrected[part_of[row]] = corrected.get(part_of[row], 0.0) + ratio * sums[row].weight
-    busy = {part.part: part.measured_busy_s for part in found.parts}
+    busy = {part: measured for part, (_, measured) in _busy_s(found).items()}
     scale = {part: busy[part] / time_s if busy.get(part) and time_s else 1.0 for part, time_s in corrected.items()}
     return {row: ratio * scale[part_of[row]] for row, ratio in ratios.items()}
 
 
+def _busy_s(found: Comparison) -> dict[str, tuple[float, float]]:
+    """Returns the predicted and the measured seconds that the work of each part takes, over all stages."""
+    busy: dict[str, tuple[float, float]] = {}
+    for part in (part for rank in found.stages for part in rank.parts):
+        predicted, measured = busy.get(part.part, (0.0, 0.0))
+        busy[part.part] = (predicted + part.predicted_busy_s, measured + part.measured_busy_s)
+    return busy
+
+
 def _rates(found: Comparison) -> KernelRates:
     """Returns predicted over measured time by kind of work, 1 for work that either side lacks."""
-    busy = {part.part: (part.predicted_busy_s, part.measured_busy_s) for part in found.parts}
+    busy = _busy_s(found)
 
     def factor(parts: tuple[str, ...]) -> float:
         predicted, measured = (sum(busy[part][side] for part in parts if part in busy) for side in (0, 1))

@@ -110,8 +110,8 @@ def ran_step(program: Program, flat: FlatProgram, timeline: Timeline, rank_class
     """
     nodes = slice(int(flat.class_ptr[rank_class]), int(flat.class_ptr[rank_class + 1]))
     view = _View(program, flat, timeline, nodes, slowing)
-    step_ps = timeline.end_of_step_ps
-    parts_ps = _parts_ps(view, step_ps)
+    step_ps, done_ps = timeline.end_of_step_ps, int(timeline.class_end_ps[rank_class])
+    parts_ps = _parts_ps(view, done_ps, step_ps)
     talks, works = view.talks, view.is_kernel
     together = _length(*union(view.start[talks | works], view.end[talks | works]))
     talking = _length(*union(view.start[talks], view.end[talks]))
@@ -123,7 +123,7 @@ def ran_step(program: Program, flat: FlatProgram, timeline: Timeline, rank_class
         lines=_lines(view),
         hidden_s=(talking + working - together) / PS_PER_S,
         communicating_s=talking / PS_PER_S,
-        idle_before=_idle_before(view, step_ps),
+        idle_before=_idle_before(view, done_ps),
         launches=int((talks | works).sum()),
     )
 
@@ -229,8 +229,11 @@ def _ready_ps(flat: FlatProgram, timeline: Timeline, nodes: slice) -> I64:
 # -- parts -------------------------------------------------------------------------------------------------------------
 
 
-def _parts_ps(view: _View, step_ps: int) -> dict[str, int]:
-    """Returns the picoseconds of every part that takes any; they add up to `step_ps`."""
+def _parts_ps(view: _View, done_ps: int, step_ps: int) -> dict[str, int]:
+    """Returns the picoseconds of every part that takes any; they add up to `step_ps`.
+
+    After `done_ps` the rank waits for those that are not done.
+    """
     collectives = sorted(name for name in view.part_names if name not in PARTS and name not in LAST_PARTS)
     fixed = view.program.ops.is_delay[view.op]
     covered, out = 0, {}
@@ -239,7 +242,8 @@ def _parts_ps(view: _View, step_ps: int) -> dict[str, int]:
         mine = (view.part == view.part_names.index(name)) & ~fixed
         more_start, more_end = view.start[mine], view.end[mine]
         if name == WAITING:
-            more_start, more_end = np.append(more_start, view.ready), np.append(more_end, view.start)
+            more_start = np.concatenate((more_start, view.ready, [done_ps]))
+            more_end = np.concatenate((more_end, view.start, [step_ps]))
         start, end = union(np.append(start, more_start), np.append(end, np.maximum(more_start, more_end)))
         length = _length(start, end)
         if length > covered:
@@ -269,14 +273,14 @@ def _length(start: I64, end: I64) -> int:
     return int((end - start).sum())
 
 
-def _idle_before(view: _View, step_ps: int) -> dict[str, float]:
-    """Returns the seconds in which nothing runs on the device, by the module of what runs next."""
+def _idle_before(view: _View, done_ps: int) -> dict[str, float]:
+    """Returns the seconds in which nothing runs on the device until `done_ps`, by the module of what runs next."""
     runs = np.flatnonzero(~view.program.ops.is_delay[view.op] & (view.end > view.start))
     if len(runs) == 0:
-        return {"": step_ps / PS_PER_S}
+        return {"": done_ps / PS_PER_S}
     runs = runs[np.argsort(view.start[runs], kind="stable")]
     begin, until = view.start[runs], np.maximum.accumulate(view.end[runs])
-    idle = np.maximum(0, np.append(begin, step_ps) - np.insert(until, 0, 0))
+    idle = np.maximum(0, np.append(begin, done_ps) - np.insert(until, 0, 0))
     out: dict[str, float] = {}
     for module, time_ps in zip([*view.module[runs].tolist(), None], idle.tolist(), strict=True):
         where = "the end of the step" if module is None else view.paths[module]

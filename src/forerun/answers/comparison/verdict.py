@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forerun.answers.comparison.compare import Comparison, PartDifference
+from forerun.answers.comparison.compare import Comparison
 from forerun.answers.comparison.matching import Pair
 from forerun.answers.comparison.ran_step import COPIES, HELD, HOST, PARTS, WAITING, Line
+from forerun.answers.comparison.ranks import PartDifference, RankDifference
 from forerun.common.units import TERA
 
 LEAST = 0.01
@@ -20,7 +21,7 @@ _GIGA = 1e9
 
 
 def verdict(found: Comparison) -> str:
-    """Returns the verdict in one sentence; the parts with the most time come first."""
+    """Returns the verdict on the slowest rank in one sentence; the parts with the most time come first."""
     whole = found.predicted_s
     ranked = sorted(found.parts, key=lambda part: -abs(part.lost_s))
     parts = [part for part in ranked if abs(part.lost_s) >= LEAST * whole][:_MOST_PARTS]
@@ -30,9 +31,18 @@ def verdict(found: Comparison) -> str:
         head = f"as fast as predicted, within {max(0.001, abs(found.slowdown)):.1%}"
     else:
         head = f"{abs(found.slowdown):.1%} {'slower' if found.slowdown > 0 else 'faster'} than predicted"
+    if len(found.ranks) > 1:
+        head += f", as {name_of(found.rank, found)} shows, which waits least"
     if not parts:
         return head
     return f"{head}: " + "; ".join(f"{part.lost_s / whole:+.1%} {_words(found, part)}" for part in parts)
+
+
+def name_of(rank: RankDifference, found: Comparison) -> str:
+    """Returns the name of a rank, with its stage where the prediction has several."""
+    name = f"rank {rank.rank}"
+    several = len(found.simulation.program.rank_classes) > 1 and rank.stage != name
+    return f"{name} ({rank.stage})" if several else name
 
 
 def _words(found: Comparison, part: PartDifference) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,20 +43,31 @@ from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.written import to_json
 from forerun.sources.profile.memory_snapshot import read_memory_snapshot
 from forerun.sources.profile.read import read_profiles
+from forerun.sources.trace.job import Job
+from forerun.sources.trace.launch import Limits
+from forerun.sources.trace.record import trace_job
 
+_PREDICTIONS = "--model with a plan, a saved program with --program, or --script"
 _WIDTH = 170
 """width of the output outside a terminal, so that names are not cut"""
 
 
 @dataclass(frozen=True)
 class ComparedWith:
-    """Says what the profile is compared with: a model under a plan, or a saved program."""
+    """Says what the profile is compared with: a model under a plan, a saved program, or a script that is traced."""
 
     model: Annotated[
         str | None, typer.Option(help="Preset (forerun models), config.json, its folder, or a YAML file.")
     ] = None
     program: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A saved program in place of a model and a plan.")
+    ] = None
+    script: Annotated[
+        str | None,
+        typer.Option(
+            metavar="'SCRIPT ARGS'",
+            help="A training script with its arguments, or '-m MODULE ARGS', which is traced as forerun trace does.",
+        ),
     ] = None
     cluster: Annotated[
         str | None, typer.Option(help="Preset (forerun clusters) or a YAML file; by default that of the profiled GPU.")
@@ -65,6 +77,11 @@ class ComparedWith:
         None
     )
     global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None
+
+    @property
+    def n_given(self) -> int:
+        """How many of model, program and script are given."""
+        return sum(one is not None for one in (self.model, self.program, self.script))
 
 
 @dataclass(frozen=True)
@@ -142,8 +159,8 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Say where a profiled step differs from its prediction, and write what corrects the prediction."""
-    if (other.model is None) == (other.program is None):
-        raise ForerunError("profile compare: give --model with a plan, or a saved program with --program")
+    if other.n_given != 1:
+        raise ForerunError(f"profile compare: give one of {_PREDICTIONS}")
     check_report(report)
     for place in correcting.places:
         check_output(place)
@@ -181,13 +198,13 @@ def memory_command(
     as_json: AsJson = False,
 ) -> None:
     """Say what a memory snapshot holds at its peak, beside a prediction if a model or a program is given."""
-    if other.model is not None and other.program is not None:
-        raise ForerunError("profile memory: give --model with a plan, or a saved program with --program, not both")
-    given = other.model is not None or other.program is not None
+    if other.n_given > 1:
+        raise ForerunError(f"profile memory: give only one of {_PREDICTIONS}")
+    given = other.n_given > 0
     if given and other.cluster is None:
         raise ForerunError("profile memory: name the cluster of the prediction with --cluster")
     if not given:
-        refuse({**fields, "plan_file": plan_file, "cluster": other.cluster}, "only with --model or --program")
+        refuse({**fields, "plan_file": plan_file, "cluster": other.cluster}, "only with --model, --program or --script")
     found = read_memory_snapshot(file)
     prediction = None
     if other.cluster is not None:
@@ -208,10 +225,17 @@ def _predictor(
     plan_file: Path | None,
     ranks: int | None,
 ) -> _Predictor:
-    if other.program is not None:
+    if other.program is not None or other.script is not None:
         stack = str(fields.pop("stack", ""))
         of_plan = {**fields, "plan_file": plan_file, "seq_len": other.seq_len, "global_batch": other.global_batch}
-        refuse({name: True for name, value in of_plan.items() if value is not None}, "a saved program has its own plan")
+        kind = "a saved program" if other.script is None else "a script"
+        refuse({name: True for name, value in of_plan.items() if value is not None}, f"{kind} has its own plan")
+        if other.script is not None:
+            world_size = other.gpus or ranks
+            if world_size is None:
+                raise ForerunError("profile memory: say with --gpus how many ranks the script runs on")
+            return _Predictor(where, under, stack, program=_traced(other.script, world_size, where, under))
+        assert other.program is not None
         return _Predictor(where, under, stack, program=read_program(other.program), gpus=other.gpus)
     assert other.model is not None
     values: dict[str, Any] = parse(fields, plan_file, several=False)
@@ -223,6 +247,29 @@ def _predictor(
     plan = complete_plan(values, n_gpus=other.gpus or ranks, global_batch=other.global_batch)
     setup = Setup(spec, plan, where, under.topology(where), replays=True)
     return _Predictor(where, under, "", setup=setup)
+
+
+def _traced(script: str, world_size: int, where: Cluster, under: Conditions) -> Program:
+    """Returns the Program of a script that runs on `world_size` GPUs of a cluster."""
+    try:
+        words = shlex.split(script)
+    except ValueError as error:
+        raise ForerunError(f"--script {script}: {error}") from None
+    is_module = words[:1] == ["-m"]
+    words = words[is_module:]
+    if not words:
+        raise ForerunError(f"--script {script!r}: name a script, or a module after -m")
+    job = Job(
+        folder="",
+        target=words[0],
+        arguments=tuple(words[1:]),
+        is_module=is_module,
+        world_size=world_size,
+        gpus_per_node=where.node_size,
+        device=where.device.name,
+        tokens_per_step=under.tokens_per_step,
+    )
+    return trace_job(job, Limits())[0]
 
 
 def _write(found: Comparison, predictor: _Predictor, files: CorrectingFiles, cluster: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import yaml
 from rich.console import Console
 
 from forerun.answers.analysis.timeline_lanes import lanes
-from forerun.answers.comparison.verdict import verdict
+from forerun.answers.comparison.ran_step import WAITING
+from forerun.answers.comparison.verdict import LEAST, name_of, verdict
 from forerun.answers.profile.kernel_types import short_name
 from forerun.common.files import whole_file
 from forerun.interfaces.report.console import make_table, print_table
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from forerun.answers.comparison.compare import Comparison
     from forerun.answers.comparison.corrections import Corrections
     from forerun.answers.comparison.matching import Pair
+    from forerun.answers.comparison.ranks import RankDifference
     from forerun.describe.cluster.types import KernelRates
 
 _NAME = 44
@@ -35,6 +37,8 @@ _NOTHING_S = 1e-8
 _GIGA = 1e9
 _COLLECTIVE = ("part", "count", "bytes", "measured GB/s", "predicted GB/s", "waiting", "lost")
 _PAIR = ("work", "kernel", "module", "shape", "count", "measured", "predicted", "lost")
+_RANKS = ("rank", "work, measured", "predicted", "lost", "waiting, measured", "predicted", "most lost in")
+_RANKS_TITLE = "Each rank beside its stage"
 _PARTS = ("part of the step", "measured", "predicted", "lost", "of the step")
 
 
@@ -46,6 +50,8 @@ def comparison_record(found: Comparison) -> dict[str, Any]:
         "predicted_step_s": found.predicted_s,
         "slowdown": found.slowdown,
         "parts": [part._asdict() | {"lost_s": part.lost_s} for part in found.parts],
+        "slowest_rank": found.rank.rank,
+        "ranks": [_rank_record(rank) for rank in found.ranks],
         "work": [_pair_record(pair) for pair in found.pairs],
         "modules": [row._asdict() | {"lost_s": row.lost_s} for row in found.modules],
         "overlap": {
@@ -59,6 +65,19 @@ def comparison_record(found: Comparison) -> dict[str, Any]:
             "predicted_peak_allocated_gib": found.simulation.prediction.peak_allocated_gib,
         },
         "notes": list(found.notes),
+    }
+
+
+def _rank_record(one: RankDifference) -> dict[str, Any]:
+    measured, predicted = one.work_s
+    return {
+        "rank": one.rank,
+        "stage": one.stage,
+        "measured_work_s": measured,
+        "predicted_work_s": predicted,
+        "measured_waiting_s": one.measured.step_s - measured,
+        "predicted_waiting_s": one.predicted.step_s - predicted,
+        "parts": [part._asdict() | {"lost_s": part.lost_s} for part in one.parts],
     }
 
 
@@ -89,6 +108,9 @@ def print_comparison(out: Console, found: Comparison, top: int) -> None:
     out.print(make_table("lr", (), _figures(found), gap=2))
     out.print()
     print_table(out, "Where the step lost and won time", "lrrrr", _PARTS, _part_rows(found))
+    if len(found.ranks) > 1:
+        out.print()
+        print_table(out, _RANKS_TITLE, "lrrrrrl", _RANKS, _rank_rows(found))
     rows = _collective_rows(found)
     if rows:
         out.print()
@@ -141,6 +163,24 @@ def _part_rows(found: Comparison) -> list[tuple[str, ...]]:
     lost = found.measured_s - found.predicted_s
     total = ("all", seconds(found.measured_s), seconds(found.predicted_s), _signed(lost), f"{found.slowdown:+.1%}")
     return [*rows, total]
+
+
+def _rank_rows(found: Comparison) -> list[tuple[str, ...]]:
+    return [_rank_row(rank, found) for rank in found.ranks]
+
+
+def _rank_row(one: RankDifference, found: Comparison) -> tuple[str, ...]:
+    measured, predicted = one.work_s
+    most = max((part for part in one.parts if part.part != WAITING), key=lambda part: part.lost_s)
+    return (
+        name_of(one, found),
+        seconds(measured),
+        seconds(predicted),
+        _signed(measured - predicted),
+        seconds(one.measured.step_s - measured),
+        seconds(one.predicted.step_s - predicted),
+        f"{most.label} ({_signed(most.lost_s)})" if most.lost_s > LEAST * predicted else "-",
+    )
 
 
 def _collective_rows(found: Comparison) -> list[tuple[str, ...]]:
@@ -216,6 +256,7 @@ def comparison_document(found: Comparison, command: str) -> Document:
         Heading("Where the step lost and won time"),
         Text("Every moment of a step counts as one part, so the parts add up to the difference of the step times."),
         Table(_PARTS, tuple(_part_rows(found)), numeric=frozenset({1, 2, 3, 4})),
+        *_ranks_of_page(found),
         Heading("Both timelines"),
         Text("The streams of the measured step, and below them those of the predicted one, on one axis.", "hint"),
         _both_timelines(found),
@@ -239,12 +280,20 @@ def comparison_document(found: Comparison, command: str) -> Document:
     )
 
 
+def _ranks_of_page(found: Comparison) -> list[Part]:
+    if len(found.ranks) < 2:
+        return []
+    text = f"The parts above, and all that follows, are those of {name_of(found.rank, found)}, which waits least."
+    table = Table(_RANKS, tuple(_rank_rows(found)), numeric=frozenset(range(1, 6)))
+    return [Heading(_RANKS_TITLE), Text(text), table]
+
+
 def _both_timelines(found: Comparison) -> Plot:
     shown = [
         replace(lane, name=f"{side}: {lane.name}")
         for side, simulation, number in (
-            ("measured", _as_simulation(found), found.run.rank_class),
-            ("predicted", found.simulation, found.rank_class),
+            ("measured", _as_simulation(found), found.rank.run_class),
+            ("predicted", found.simulation, found.rank.rank_class),
         )
         for lane in lanes(simulation, number)
     ]
@@ -263,7 +312,7 @@ def _as_simulation(found: Comparison) -> Simulation:
         flat=run.flat,
         timeline=run.timeline,
         costs=costs,
-        slowest=run.rank_class,
+        slowest=found.rank.run_class,
     )
 
 

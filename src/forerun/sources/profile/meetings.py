@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.core.program.types import Channel
+from forerun.core.program.types import Channel, Collective
 from forerun.sources.profile.collectives import Call
 from forerun.sources.profile.step import Step
 
@@ -38,7 +38,8 @@ def meetings_of(steps: Sequence[Step], calls: Sequence[dict[int, Call]]) -> Meet
         kinds = {tuple(calls[rank][place].kind for place in places[rank]) for rank in members}
         if len(kinds) > 1:
             counts = ", ".join(f"rank {steps[rank].profile.rank}: {len(places[rank])}" for rank in members)
-            notes.append(f"collectives of group {key[0]} differ between ranks ({counts}), so they don't wait there")
+            kind = "transfers" if key[2] else "collectives"
+            notes.append(f"{kind} of group {key[0]} differ between ranks ({counts}), so they don't wait there")
             continue
         for together in zip(*(places[rank] for rank in members), strict=True):
             lasting = [
@@ -53,10 +54,14 @@ def meetings_of(steps: Sequence[Step], calls: Sequence[dict[int, Call]]) -> Meet
 
 
 def _by_group(steps: Sequence[Step], calls: Sequence[dict[int, Call]]) -> dict[Key, list[list[int]]]:
-    """Returns the places of the collectives of each group on each rank; a stream is a group where no file says more."""
+    """Returns the places of the collectives of each group on each rank; a stream is a group where no file says more.
+
+    Sends and receives are apart, as the ranks of a group do different numbers of them.
+    """
     found: dict[Key, list[list[int]]] = {}
     for rank, (step, mine) in enumerate(zip(steps, calls, strict=True)):
         for place, call in mine.items():
-            key: Key = (call.ranks or call.group_name or f"of stream {step.stream[place]}", call.group_size)
+            group = call.ranks or call.group_name or f"of stream {step.stream[place]}"
+            key: Key = (group, call.group_size, call.kind == Collective.SEND_RECV)
             found.setdefault(key, [[] for _ in steps])[rank].append(place)
     return found
