@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -14,6 +15,9 @@ from forerun.answers.analysis.compression import METHODS, effect_of, of_text, un
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.common.errors import ForerunError
+from forerun.core.cost.gradient_exchange import wires_of
+from forerun.core.network.patterns_collectives import AllGather, Nccl, ReduceScatter
+from forerun.core.program.groups import CommGroup
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.complete import complete_plan
@@ -40,6 +44,38 @@ def test_compression_pays_below_its_break_even_bandwidth_and_not_above(text):
         assert (compressed < plain) == pays
 
 
+def test_between_nodes_a_part_of_the_gradients_is_compressed():
+    flat, levels = (effect_of(SETUP, of_text(text)) for text in ("onebit", "onebit@nodes"))
+    assert levels.wire_share == flat.wire_share
+    assert levels.residual_gib == pytest.approx(flat.residual_gib / 8, rel=0.5)
+    assert "between nodes" in levels.method
+    gathered, few = (effect_of(SETUP, of_text(text)) for text in ("int8", "int8@nodes"))
+    assert few.step_s < gathered.step_s
+    assert few.wire_share == pytest.approx(gathered.wire_share / 8)
+
+
+def test_compression_between_nodes_adds_up():
+    setup = under_compression(SETUP, of_text("int8_sum@nodes"))
+    wires = wires_of(setup.cluster, 16)
+    whole = CommGroup.on_mesh("dp_shard", 16, 1, 8)
+    size = np.array([2.0**30])
+    part = under_compression(SETUP, of_text("int8_sum")).pattern.seconds(
+        size / 8, CommGroup.on_mesh("d", 2, 8, 8), wires
+    )
+    inside = CommGroup.on_mesh("d", 8, 1, 8)
+    around = [each.nccl_lines(inside, wires).seconds(size) for each in (ReduceScatter(), AllGather())]
+    assert setup.pattern.seconds(size, whole, wires) == pytest.approx(part + around[0] + around[1])
+    assert setup.pattern.seconds(size, inside, wires) == pytest.approx(Nccl().seconds(size, inside, wires))
+    apart = CommGroup.on_mesh("d", 2, 8, 8)
+    assert setup.pattern.seconds(size, apart, wires) == setup.pattern.method.seconds(size, apart, wires)
+
+
+def test_one_node_has_nothing_between_nodes():
+    small = replace(SETUP, plan=complete_plan(FIELDS, 8))
+    with pytest.raises(ForerunError, match="in one node; leave @nodes out"):
+        effect_of(small, of_text("int8@nodes"))
+
+
 def test_the_command_says_what_compression_does(capsys):
     command = ["predict", "llama-3.2-1b", "--cluster", "a100-40gb-sxm", "--gpus", "16", "--seq-len", "1024"]
     command += ["--zero-stage", "0", "--stack", "megatron-core", "--compress-gradients", "fp8_sum", "--json"]
@@ -63,6 +99,9 @@ def test_every_method_says_what_it_does_to_convergence():
         ("powersdg", "did you mean powersgd"),
         ("powersgd:x", "expected a method, powersgd:RANK or topk:DENSITY"),
         ("int8:4", "expected a method"),
+        ("powersgd:inf", "expected a method"),
+        ("int8@racks", "expected nodes after @, got 'racks'"),
+        ("powersgd:4@nodes", "goes with methods that compress each element"),
         ("topk:2", "at most 1"),
     ],
 )

@@ -312,6 +312,18 @@ def test_the_replicas_of_a_plan_and_their_steps_follow_from_it():
     assert elastic.factor(2) == 1.0
 
 
+def test_replicas_that_agree_in_outer_steps_take_the_mean_step_and_go_on_alone():
+    plan = {**PLANNED["plan"], "outer_steps": "diloco:every=50,link_gb_s=0.5"}
+    synchronous = run_of(PLANNED, "x")
+    apart = run_of({**PLANNED, "plan": plan, "elastic": {"resize_s": 10}}, "x")
+    (phase,) = apart.phases
+    assert phase.tokens_per_step == synchronous.phases[0].tokens_per_step
+    rare = run_of({**PLANNED, "plan": {**plan, "outer_steps": "diloco:every=1000000"}}, "x").phases[0].step_s
+    assert phase.step_s > rare
+    replicas = len(apart.elastic.step_factors)
+    assert apart.elastic.step_factors == tuple(replicas / fewer for fewer in range(1, replicas + 1))
+
+
 def test_the_plans_of_a_search_are_ranked_by_time_to_train(tmp_path, capsys):
     path = tmp_path / "run.json"
     fields = {"seq_len": 2048, "tp": 1, "pp": 1, "compile": True, "stack": "torchtitan"}

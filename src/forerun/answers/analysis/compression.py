@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any
 
 from forerun.answers.analysis.setup import Setup
@@ -12,6 +12,7 @@ from forerun.common.errors import ForerunError, UnknownName, at
 from forerun.common.shipped import shipped_data
 from forerun.common.units import GIB
 from forerun.core.network.gradient_compression import GradientCompression, Int8, PowerSgd, TopK
+from forerun.core.network.gradient_levels import BetweenNodes
 from forerun.core.network.gradient_sums import OneBit, Summed8
 from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.network.patterns_collectives import Nccl
@@ -39,6 +40,8 @@ class Compression:
     """rank of powersgd's matrices; the default of torch's PowerSGDState (matrix_approximation_rank) is 1 too"""
     density: float = 0.01
     """of topk: share of the gradients that is sent (arXiv 1704.05021 drops 99 %)"""
+    between_nodes: bool = False
+    """whether ranks of a node sum gradients as they are, and the method applies between nodes only"""
 
     @property
     def reduce_dtype(self) -> str | None:
@@ -48,7 +51,7 @@ class Compression:
 
 
 def read_compression(given: Any, place: str) -> Compression | None:
-    """What the key means: a method's name, or {name: ..., rank: ..., density: ...}. None for none.
+    """What the key means: a method's name, or {name: ..., rank: ..., density: ..., between_nodes: ...}. None for none.
 
     Raises ForerunError for an unknown method or option, or a value that makes no sense.
     """
@@ -67,8 +70,12 @@ def read_compression(given: Any, place: str) -> Compression | None:
     density = (fields.number("density") if method == "topk" else None) or Compression.density
     if density > 1:
         raise fields.error("density", f"is a share of the gradients, at most 1, got {density:g}")
+    between = fields.flag("between_nodes")
+    if between and method not in _AS_THEY_ARE:
+        known = ", ".join(_AS_THEY_ARE)
+        raise fields.error("between_nodes", f"goes with methods that compress each element ({known}), not {method}")
     fields.finish()
-    return None if method == "none" else Compression(method, rank, density)
+    return None if method == "none" else Compression(method, rank, density, between)
 
 
 def compressed(compression: Compression, setup: Setup, place: str) -> CommunicationPattern | None:
@@ -95,6 +102,9 @@ def compressed(compression: Compression, setup: Setup, place: str) -> Communicat
         found = TopK(setup.gradient_bytes, compression.density)
     else:
         found = PowerSgd.of(matrices(setup.model), _parameters(setup), compression.rank, own or Nccl())
+    if compression.between_nodes:
+        within = setup.n_gpus // setup.plan.dp
+        found = BetweenNodes(found, max(1, min(setup.plan.dp, setup.cluster.node_size // within)))
     with at(place):
         found.check(setup.plan)
     return found
@@ -126,19 +136,26 @@ class CompressionEffect:
 def of_text(text: str) -> Compression | None:
     """Returns the compression of an option: a method, with its rank or density after a colon, as in powersgd:4.
 
+    `@nodes` behind it compresses between nodes only.
+
     Raises ForerunError as `read_compression` does.
     """
-    name, _, value = text.partition(":")
+    method, at_sign, where = text.partition("@")
+    name, _, value = method.partition(":")
+    given: dict[str, Any] = {"name": name, "between_nodes": True} if at_sign else {"name": name}
     key = {"powersgd": "rank", "topk": "density"}.get(name.strip().lower())
+    if at_sign and where != "nodes":
+        raise ForerunError(f"--compress-gradients {text}: expected nodes after @, got {where!r}")
     if not value:
-        return read_compression(name, "--compress-gradients")
+        return read_compression(given, "--compress-gradients")
     try:
         number = float(value)
     except ValueError:
         number = None
-    if key is None or number is None:
+    if key is None or number is None or not isfinite(number):
         raise ForerunError(f"--compress-gradients {text}: expected a method, powersgd:RANK or topk:DENSITY")
-    return read_compression({"name": name, key: int(number) if key == "rank" else number}, "--compress-gradients")
+    given[key] = int(number) if key == "rank" else number
+    return read_compression(given, "--compress-gradients")
 
 
 def under_compression(setup: Setup, compression: Compression) -> Setup:
@@ -176,9 +193,7 @@ def effect_of(plain: Setup, compression: Compression) -> CompressionEffect | Non
 
 def _step_s(setup: Setup, factor: float = 1.0) -> float:
     """Returns the step where the outermost link is `factor` times as fast."""
-    cluster = setup.cluster
-    last = replace(cluster.links[-1], bytes_per_s=cluster.links[-1].bytes_per_s * factor)
-    where = replace(cluster, links=(*cluster.links[:-1], last))
+    where = setup.cluster.with_outermost_link(factor)
     return simulate_setup(replace(setup, cluster=where, replays=False), folded=True).prediction.step_time_s
 
 

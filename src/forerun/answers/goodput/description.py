@@ -175,13 +175,14 @@ class PhaseEntry(Entry):
 class PlanEntry(Entry):
     """A plan to predict: model, cluster, global batch (sequences), and fields of forerun.Plan.
 
-    compress_gradients is a method as of `forerun predict --compress-gradients`.
+    compress_gradients is a method as of `forerun predict --compress-gradients`, outer_steps one as of `--outer-steps`.
     """
 
     model: str
     cluster: str
     global_batch: AtLeastOne | None = None
     compress_gradients: str | None = None
+    outer_steps: str | None = None
     fields: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.answers.analysis.around_step import around_plan
 from forerun.answers.analysis.compression import of_text, under_compression
+from forerun.answers.analysis.outer_steps import OuterEffect, OuterSteps, outer_effect, replica_of
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
@@ -35,7 +36,10 @@ class PlannedStep:
     """The step of a plan, predicted."""
 
     setup: Setup
+    """of all GPUs, or of one replica alone where replicas agree in outer steps"""
     prediction: Prediction
+    outer: OuterEffect | None = None
+    """what outer steps make of the step on average"""
 
     @staticmethod
     def of(
@@ -47,18 +51,38 @@ class PlannedStep:
         mode: CheckpointMode,
         storage: Storage | None,
         compression: str | None = None,
+        outer_steps: str | None = None,
     ) -> PlannedStep:
         """Returns the step of a plan with the cost of its checkpoints. Raises ForerunError where it can't run."""
         setup = Setup(load_model(model), complete_plan(fields, gpus, batch), cluster)
         if compression is not None and (how := of_text(compression)) is not None:
             setup = under_compression(setup, how)
         loop = TrainingLoop(checkpoint=_RARELY, checkpoint_mode=mode)
-        return PlannedStep(setup, around_plan(simulate_setup(setup), setup, loop, storage).prediction)
+        steps = None if outer_steps is None else OuterSteps.of_text(outer_steps)
+        whole, setup = setup, setup if steps is None else replica_of(setup, steps)
+        found = around_plan(simulate_setup(setup), setup, loop, storage).prediction
+        return PlannedStep(setup, found, None if steps is None else outer_effect(whole, steps, found))
+
+    @property
+    def replicas(self) -> int:
+        """Returns the number of whole copies of the training state."""
+        return self.setup.plan.dp_replicate if self.outer is None else self.outer.replicas
+
+    @property
+    def step_s(self) -> float:
+        """Returns the seconds of a step, with its share of outer steps."""
+        return self.prediction.step_time_s if self.outer is None else self.outer.mean_step_s
+
+    @property
+    def fits(self) -> bool:
+        """Returns whether the plan fits in memory."""
+        return self.prediction.fits and (self.outer is None or self.outer.fits)
 
     @property
     def tokens(self) -> float:
-        """Returns the tokens of a step."""
-        return float(self.setup.plan.global_batch * self.setup.plan.seq_len)
+        """Returns the tokens of a step of all GPUs."""
+        alone = 1 if self.outer is None else self.outer.replicas
+        return float(alone * self.setup.plan.global_batch * self.setup.plan.seq_len)
 
     def _over(self, changed: Setup) -> float:
         """Returns the step of a changed setup over the own one, at least 1."""
@@ -79,10 +103,8 @@ class PlannedStep:
         if loop is None or loop.checkpoint is None or not persist_s:
             return 0.0
         cluster = self.setup.cluster
-        last = cluster.links[-1]
-        taken = min(_FULL, loop.checkpoint.rank_gib * 2**30 / persist_s / last.bytes_per_s)
-        links = (*cluster.links[:-1], replace(last, bytes_per_s=last.bytes_per_s * (1.0 - taken)))
-        return self._over(replace(self.setup, cluster=replace(cluster, links=links))) - 1.0
+        taken = min(_FULL, loop.checkpoint.rank_gib * 2**30 / persist_s / cluster.links[-1].bytes_per_s)
+        return self._over(replace(self.setup, cluster=cluster.with_outermost_link(1.0 - taken))) - 1.0
 
     def replica_factors(self, replicas: int) -> tuple[float, ...]:
         """Returns the steps of the same batch on 1, 2 ... replicas over that on all; empty where none is predicted.
@@ -90,8 +112,10 @@ class PlannedStep:
         That is where the plan has as many whole copies (dp_replicate), and not too many of them.
         """
         plan = self.setup.plan
-        if plan.dp_replicate != replicas or replicas > _MOST_REPLICAS:
+        if self.replicas != replicas or replicas > _MOST_REPLICAS:
             return ()
+        if self.outer is not None:  # each replica trains at its own pace, on the shares of the others too
+            return tuple(replicas / fewer for fewer in range(1, replicas + 1))
         found = []
         for fewer in range(1, replicas):
             rounds = ceil(plan.n_microbatches * replicas / fewer)

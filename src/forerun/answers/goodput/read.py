@@ -160,11 +160,11 @@ class _Reader:
         if phase is not None and phase.global_batch is not None:
             batch = phase.global_batch
         storage = None if entry.checkpoint.storage is None else Storage.of_text(entry.checkpoint.storage)
-        how = (entry.checkpoint.mode, storage, entry.plan.compress_gradients)
+        how = (entry.checkpoint.mode, storage, entry.plan.compress_gradients, entry.plan.outer_steps)
         found = PlannedStep.of(entry.plan.model, fields, self.cluster, entry.gpus, batch, *how)
-        if not found.prediction.fits:
+        if not found.fits:
             self.notes.append(f"The plan needs {found.prediction.peak_reserved_gib:.1f} GiB and doesn't fit in memory.")
-        return _Known(found.prediction.step_time_s, found.tokens, found)
+        return _Known(found.step_s, found.tokens, found)
 
     def _phases(self, known: _Known) -> tuple[Phase, ...]:
         entry = self.entry
@@ -310,7 +310,7 @@ class _Reader:
             return None
         replicas = given.replicas
         if replicas is None:
-            replicas = 1 if known.planned is None else known.planned.setup.plan.dp_replicate
+            replicas = 1 if known.planned is None else known.planned.replicas
             if replicas < 2:
                 raise self._wrong("elastic: give replicas, or a plan with dp_replicate of at least 2")
         if given.least_replicas > replicas:

@@ -18,7 +18,7 @@ _SCALE_BYTES = 4
 
 
 @dataclass(frozen=True)
-class _AllToAll(CollectivePattern):
+class AllToAll(CollectivePattern):
     """Every rank sends an equal part to each other one."""
 
     name: str = "all_to_all"
@@ -103,7 +103,7 @@ class OneBit(GradientCompression):
         at_worker = wires.pass_s(3 * size_bytes) + wires.pass_s(size_bytes) + wires.pass_s(size_bytes + bits)
         at_worker = at_worker + wires.pass_s(3 * size_bytes)
         at_server = wires.pass_s(bits + part) + wires.pass_s(3 * part) + wires.pass_s(2 * part) + wires.pass_s(3 * part)
-        there = _AllToAll().nccl_lines(group, wires).seconds(bits)
+        there = AllToAll().nccl_lines(group, wires).seconds(bits)
         back = AllGather().nccl_lines(group, wires).seconds(bits)
         total: F64 = at_worker + there + at_server + back + wires.pass_s(bits + size_bytes)
         return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 from typing import Literal
 
@@ -111,6 +111,11 @@ class Cluster:
     def node_size(self) -> int:
         """The number of GPUs in one innermost (NVLink or PCIe) domain."""
         return self.links[0].size
+
+    def with_outermost_link(self, factor: float) -> Cluster:
+        """Returns the cluster with an outermost link of `factor` times the bandwidth."""
+        last = self.links[-1]
+        return replace(self, links=(*self.links[:-1], replace(last, bytes_per_s=last.bytes_per_s * factor)))
 
     @property
     def max_gpus(self) -> int | None:

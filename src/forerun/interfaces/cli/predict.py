@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from forerun.answers.analysis.allocation import Allocation, allocation
 from forerun.answers.analysis.around_step import around_plan
 from forerun.answers.analysis.communication import collective_times
 from forerun.answers.analysis.compression import CompressionEffect, effect_of, of_text, under_compression
+from forerun.answers.analysis.outer_steps import OuterEffect, OuterSteps, outer_effect, replica_of
 from forerun.answers.analysis.post_training import PostTrainingStep, post_training_step
 from forerun.answers.analysis.predict_program import read_program
 from forerun.answers.analysis.reading import Simulation
@@ -47,6 +49,7 @@ from forerun.interfaces.report.compression import compression_record, print_comp
 from forerun.interfaces.report.console import print_prediction
 from forerun.interfaces.report.documents import prediction_document
 from forerun.interfaces.report.memory_viz import write_snapshot
+from forerun.interfaces.report.outer_steps import outer_steps_record, print_outer_steps
 from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.perfetto import write_trace
 from forerun.interfaces.report.post_training import post_training_record, print_post_training
@@ -93,7 +96,16 @@ class Subject:
         str | None,
         typer.Option(
             metavar="METHOD",
-            help="Send gradients smaller: fp16, bf16, int8, int8_sum, fp8_sum, onebit, powersgd[:RANK], topk[:SHARE].",
+            help="Send gradients smaller: fp16, bf16, int8, int8_sum, fp8_sum, onebit, powersgd[:RANK], topk[:SHARE];"
+            " METHOD@nodes: between nodes only.",
+        ),
+    ] = None
+    outer_steps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METHOD",
+            help="Replicas (--dp-replicate) train alone and agree in outer steps: local_sgd or diloco, with settings"
+            " every, fragments, delay, wire, keep, link_gb_s and link_ms, as in diloco:every=500,wire=fp8.",
         ),
     ] = None
 
@@ -137,6 +149,45 @@ class Written:
         return any(each is not None for each in files)
 
 
+@dataclass
+class Beside:
+    """What options ask for beside the prediction of a step; None where none asks."""
+
+    stages: PostTrainingStep | None = None
+    allocator: Allocation | None = None
+    gradients: CompressionEffect | None = None
+    replicas: OuterEffect | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Returns whether what a step needs beside itself fits in memory."""
+        return all(one is None or one.fits for one in (self.stages, self.replicas))
+
+    def record(self) -> dict[str, Any]:
+        """Returns each part as plain data, under its key of the JSON."""
+        found: dict[str, Any] = {}
+        if self.allocator is not None:
+            found["allocator"] = allocation_record(self.allocator)
+        if self.stages is not None:
+            found["post_training"] = post_training_record(self.stages)
+        if self.gradients is not None:
+            found["gradient_compression"] = compression_record(self.gradients)
+        if self.replicas is not None:
+            found["outer_steps"] = outer_steps_record(self.replicas)
+        return found
+
+    def print(self, out: Console) -> None:
+        """Print each part under its title."""
+        if self.stages is not None:
+            print_post_training(out, self.stages)
+        if self.allocator is not None:
+            print_allocation(out, self.allocator)
+        if self.gradients is not None:
+            print_compression(out, self.gradients)
+        if self.replicas is not None:
+            print_outer_steps(out, self.replicas)
+
+
 @with_plan_options(several=False)
 def predict(
     context: typer.Context,
@@ -162,8 +213,7 @@ def predict(
     settings = None if shown.allocator is None else AllocatorSettings.parse(shown.own_settings)
     where = under.cluster(cluster)
     gains: Callable[[], tuple[WhatIf, ...]]
-    step: PostTrainingStep | None = None
-    effect: CompressionEffect | None = None
+    beside = Beside()
     if program is not None:
         rates_of = str(fields.pop("stack", ""))
         of_plan: dict[str, object] = {
@@ -172,6 +222,7 @@ def predict(
             "seq_len": subject.seq_len,
             "global_batch": subject.global_batch,
             "compress_gradients": subject.compress_gradients,
+            "outer_steps": subject.outer_steps,
         }
         of_plan |= {"launch": launch.launch, "recipe": subject.recipe, **given(post)}
         refuse({name: True for name, value in of_plan.items() if value is not None}, _HAS_ITS_PLAN)
@@ -197,24 +248,29 @@ def predict(
         stack = None if settings is None else replace(load_stack(plan.stack), allocator=shown.own_settings)
         setup = Setup(spec, plan, where, under.topology(where), under.measured(), changed_stack=stack, replays=True)
         if subject.compress_gradients is not None and (how := of_text(subject.compress_gradients)) is not None:
-            effect = effect_of(setup, how)
+            beside.gradients = effect_of(setup, how)
             setup = under_compression(setup, how)
+        outer, whole_setup = None, setup
+        if subject.outer_steps is not None:
+            outer = OuterSteps.of_text(subject.outer_steps)
+            setup = replica_of(setup, outer)
         around = loop.loop(TrainingLoop())
         simulation = around_plan(simulate_setup(setup), setup, around, loop.where())
+        if outer is not None:
+            beside.replicas = outer_effect(whole_setup, outer, simulation.prediction)
         if stages is not None:
-            step = post_training_step(setup, simulation, stages)
+            beside.stages = post_training_step(setup, simulation, stages)
         gains = partial(sensitivities, setup, simulation)
     if shown.report is not None:
         talk = () if under.topology(where) is not None else collective_times(simulation, where)
         write_page(shown.report, prediction_document(simulation, gains(), typed(context), talk))
     _write(simulation, shown)
-    found = None
     if settings is not None:
-        found = allocation(simulation.program, under.cluster(cluster), simulation.subject.stack, settings)
-    _show(simulation, found, step, effect, shown)
+        beside.allocator = allocation(simulation.program, under.cluster(cluster), simulation.subject.stack, settings)
+    _show(simulation, beside, shown)
     if shown.must_fit and not simulation.prediction.memory_recorded:
         raise ForerunError(f"--must-fit: {program}: the profile does not record memory (profile_memory=True does)")
-    if shown.must_fit and not (simulation.prediction.fits and (step is None or step.fits)):
+    if shown.must_fit and not (simulation.prediction.fits and beside.fits):
         raise typer.Exit(NOTHING_FITS)
 
 
@@ -244,27 +300,13 @@ def _gains_of_program(program: Path, where: Cluster, simulation: Simulation, und
 _HAS_ITS_PLAN = "a saved program has its own plan; leave it out"
 
 
-def _show(
-    simulation: Simulation,
-    found: Allocation | None,
-    step: PostTrainingStep | None,
-    effect: CompressionEffect | None,
-    shown: Written,
-) -> None:
-    """Print the prediction, and where the user asks for them the allocator, stages around it, compressed gradients."""
+def _show(simulation: Simulation, beside: Beside, shown: Written) -> None:
+    """Print the prediction, and what the user asks for beside it."""
     if shown.as_json:
-        of_allocator = {} if found is None else {"allocator": allocation_record(found)}
-        of_stages = {} if step is None else {"post_training": post_training_record(step)}
-        of_gradients = {} if effect is None else {"gradient_compression": compression_record(effect)}
-        print(to_json(prediction_record(simulation.prediction) | of_allocator | of_stages | of_gradients))
+        print(to_json(prediction_record(simulation.prediction) | beside.record()))
         return
     print_prediction(console(), simulation.prediction, simulation.model_flops_per_token, explain=shown.explain)
-    if step is not None:
-        print_post_training(console(), step)
-    if found is not None:
-        print_allocation(console(), found)
-    if effect is not None:
-        print_compression(console(), effect)
+    beside.print(console())
 
 
 def _write(simulation: Simulation, shown: Written) -> None:

@@ -22,6 +22,7 @@ from forerun.describe.plan.rules import DTYPE_BYTES, frozen_matrix_bytes, has_wo
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.build import staged_model
 from forerun.sources.symbolic.exchanges import held_frozen_bytes, shard_elements, sharded
+from forerun.sources.symbolic.fsdp_units import Staged
 from forerun.sources.symbolic.kernels import PlanKernels
 from forerun.sources.symbolic.optimizer import local_elements, moment_bytes, whole_moment_bytes
 from forerun.sources.symbolic.schedule import rank_stages
@@ -57,6 +58,23 @@ class TrainingState:
 def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack) -> TrainingState:
     """Returns the state of `model` under `plan` on the rank that has the most."""
     staged = staged_model(model, plan, cluster, stack)
+    ranks = _weights_by_rank(staged, plan)
+    kernels = staged.kernels
+    fullest = max(ranks, key=lambda weights: Weights.joined(weights).held)
+    tokens = 0 if isinstance(model, LayeredModel) else plan.micro_batch * plan.seq_len // plan.cp
+    mask = _mask_bytes(model, plan, cluster, stack)
+    return TrainingState(_saved(kernels, ranks), _stages(kernels, fullest, 2 * tokens * _INDEX_BYTES + mask))
+
+
+def trained_elements(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack) -> tuple[int, ...]:
+    """Returns the trained parameters that a rank of each pipeline rank holds: its shards, or all that it trains."""
+    staged = staged_model(model, plan, cluster, stack)
+    parts = [Weights.joined(weights) for weights in _weights_by_rank(staged, plan)]
+    return tuple(shard_elements(plan, part) if plan.shards_parameters else part.total for part in parts)
+
+
+def _weights_by_rank(staged: Staged, plan: Plan) -> list[list[Weights]]:
+    """Returns the weights of the units of each pipeline rank; tied weights count once on a rank that holds both."""
     ranks = []
     for rank in range(plan.pp):
         units = [unit for stage in rank_stages(plan, rank) for unit, _ in staged.stages[stage]]
@@ -66,11 +84,7 @@ def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster
             last = weights[-1] = Weights.joined(weights[-1:])
             last.drop_tied(staged.kernels.tied_elements)
         ranks.append(weights)
-    kernels = staged.kernels
-    fullest = max(ranks, key=lambda weights: Weights.joined(weights).held)
-    tokens = 0 if isinstance(model, LayeredModel) else plan.micro_batch * plan.seq_len // plan.cp
-    mask = _mask_bytes(model, plan, cluster, stack)
-    return TrainingState(_saved(kernels, ranks), _stages(kernels, fullest, 2 * tokens * _INDEX_BYTES + mask))
+    return ranks
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
