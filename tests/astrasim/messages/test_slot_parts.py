@@ -46,6 +46,73 @@ def test_the_hashed_set_iterates_as_a_list_of_buckets(keys, data):
     assert readies.any_ready(ready, 0) == bool(model.order)
 
 
+def in_buckets(keys):
+    model = Buckets()
+    for key in keys:
+        model.insert(key)
+    return model.order
+
+
+@given(st.lists(st.integers(0, 10**6), unique=True, min_size=1, max_size=150))
+def test_an_order_of_a_set_is_that_of_inserting_one_by_one(keys):
+    assert [keys[i] for i in readies.set_order(np.array(keys, np.int64))] == in_buckets(keys)
+
+
+@given(st.lists(st.lists(st.integers(0, 19), unique=True, max_size=19), min_size=1, max_size=20), st.randoms())
+def test_children_and_roots_come_in_the_order_of_sets(lists, random):
+    """Node i has the parents of lists[i]: data dependencies first, then the others, of which some are there twice."""
+    n = len(lists)
+    keys = random.sample(range(1000), n)
+    rank = sorted(range(n), key=keys.__getitem__)
+    position = np.argsort(rank).astype(np.int64)
+    parents = [[p for p in row if p < n and p != i] for i, row in enumerate(lists)]
+    halves = [random.randint(0, len(row)) for row in parents]
+    data = [row[:half] for row, half in zip(parents, halves, strict=True)]
+    ctrl = [row[half:] + row[:1] for row, half in zip(parents, halves, strict=True)]
+
+    def pointers(rows):
+        return np.cumsum([0, *map(len, rows)]).astype(np.int64), np.array([x for row in rows for x in row], np.int32)
+
+    by_id = np.array(sorted(keys), np.int64)
+    roots = readies.hashed_roots(by_id, np.array(rank, np.int64), position, *pointers(data), *pointers(ctrl))
+    seen = list(
+        dict.fromkeys(key for i, row in enumerate(parents) for key in (keys[i], *in_buckets([keys[p] for p in row])))
+    )
+    assert [int(by_id[i]) for i in roots] == [key for key in in_buckets(seen) if not parents[keys.index(key)]]
+    sets = [[int(position[p]) for p in row] for row in parents]
+    children = readies.hashed_children(by_id, *pointers(sets))
+    expected = [in_buckets([int(by_id[k]) for k in row]) for row in sets]
+    assert by_id[children].tolist() == [key for row in expected for key in row]
+
+
+wide = st.integers(-(10**9), 10**9)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 6)), max_size=80),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 10**9), wide), min_size=7, max_size=7, unique=True),
+)
+def test_a_mailbox_that_is_nearly_full_finds_every_key(steps, keys):
+    """Seven keys in sixteen places; what is taken out lets others move up."""
+    mailbox, clock, waiting = new_mailbox(1), np.zeros(6, np.int64), {}
+    for is_message, number in steps:
+        by = 1 if is_message else -1
+        met = (arrive if is_message else post)(mailbox, clock, *keys[number])
+        assert met == (waiting.get(number, 0) * by < 0)
+        waiting[number] = waiting.get(number, 0) + by
+    assert mailbox.used[0] == sum(count != 0 for count in waiting.values())
+    assert len(mailbox.waiting) == 16
+    assert clock[calendars.OVERFLOW] == 0
+
+
+def test_a_mailbox_that_is_half_full_says_so():
+    mailbox, clock = new_mailbox(16), np.zeros(6, np.int64)
+    for stream in range(9):
+        assert clock[calendars.OVERFLOW] == (stream > 8)
+        arrive(mailbox, clock, 0, stream, 0)
+    assert clock[calendars.OVERFLOW] == 1
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
 def test_each_slot_gives_its_lowest_ready_node(steps):
     slot = np.array([s for s, _ in steps], np.int8)
