@@ -17,7 +17,8 @@ from forerun.answers.jobs.description import cluster_of
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job
 from forerun.answers.jobs.outcome import PolicyOutcome, in_use
-from forerun.answers.jobs.placement import PLACERS, Shape
+from forerun.answers.jobs.placement import Shape
+from forerun.answers.jobs.placers import PLACERS
 from forerun.answers.jobs.policies import POLICIES, Queue, policy
 from forerun.answers.jobs.schedule import schedule
 from forerun.answers.jobs.simulation import Terms

@@ -34,13 +34,22 @@ class SharedNetwork:
     """whether all jobs on a node share one link; else each GPU has its own"""
     shifts: bool
     """whether jobs are started so that their phases of communication fall apart"""
+    rails: bool = False
+    """whether GPU i of all nodes of a switch is on rail switch i, above which traffic between rails goes"""
+    nvlink_domains: bool = False
+    """whether NVLink joins the nodes of a domain, so that jobs inside one send nothing over the network"""
 
-    def links(self, place: Placement, shape: Shape) -> tuple[Link, ...]:
-        """Returns the links that a job's traffic goes over, as that of rings through all its nodes does."""
-        if len(place) < 2:
+    def links(self, place: Placement, shape: Shape, on_rails: bool = True) -> tuple[Link, ...]:
+        """Returns the links that a job's traffic goes over, as that of rings through all its nodes does.
+
+        `on_rails`: the job has the same GPUs of each of its nodes.
+        """
+        domains = {node // shape.domain for node, _ in place}
+        if len(place) < 2 or (self.nvlink_domains and len(domains) == 1):
             return ()
         switches = sorted({node // shape.nodes for node, _ in place})
-        above = [("switch", switch) for switch in switches] if len(switches) > 1 else []
+        leaves = len(switches) > 1 or (self.rails and not on_rails)
+        above = [("switch", switch) for switch in switches] if leaves else []
         return (*((("node", node) for node, _ in place) if self.shared_nics else ()), *above)
 
     def capacity(self, link: Link, shape: Shape) -> float:
@@ -49,7 +58,7 @@ class SharedNetwork:
 
     def paces(self, jobs: Sequence[Progress], shape: Shape) -> dict[int, float]:
         """Returns for jobs by number how fast they go on, against alone; those that share no full link go at 1."""
-        links = {job.number: self.links(job.place, shape) for job in jobs if job.job.traffic is not None}
+        links = {job.number: self.links(job.place, shape, job.on_rails) for job in jobs if job.job.traffic is not None}
         users: dict[Link, list[int]] = {}
         for number, own in links.items():
             for link in own:

@@ -17,13 +17,14 @@ from forerun.answers.jobs.elastic_rounds import share_out
 from forerun.answers.jobs.entries import Count, NotNegative, Positive
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job, Scheduled, Traffic
-from forerun.answers.jobs.placement import PLACERS, Shape
+from forerun.answers.jobs.placement import Shape
+from forerun.answers.jobs.placers import PLACERS
 from forerun.answers.jobs.policies import POLICIES
 from forerun.answers.jobs.schedule import schedule
 from forerun.answers.jobs.simulation import USUAL, Terms
 from forerun.answers.jobs.trace_file import read_jobs
 from forerun.answers.jobs.unlike_description import UNLIKE, UnlikeRequest, unlike_cluster_of
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import ForerunError, UnknownName, at
 from forerun.common.yaml_files import Entry, check, read_yaml
 
 _MOST_JOBS = 1_000_000
@@ -71,6 +72,8 @@ class NetworkEntry(Entry):
     oversubscription: Positive = 1.0
     shared_nics: bool = False
     shifts: bool = False
+    rails: bool = False
+    nvlink_domains: bool = False
 
 
 class ClusterEntry(Entry):
@@ -82,6 +85,7 @@ class ClusterEntry(Entry):
     switches: Count = 1
     nodes: Count
     gpus_per_node: Count = 8
+    nodes_per_domain: Count = 1
     trace: str | None = None
     jobs: list[JobEntry] = Field(default_factory=list)
     drawn: DrawnEntry | None = None
@@ -163,7 +167,8 @@ def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsR
         jobs = _drawn(entry.drawn, place)
     else:
         jobs = tuple(_job(each, place) for each in entry.jobs)
-    shape = Shape(entry.switches, entry.nodes, entry.gpus_per_node)
+    with at(place):
+        shape = Shape(entry.switches, entry.nodes, entry.gpus_per_node, entry.nodes_per_domain)
     if shape.total > _MOST_GPUS:
         raise ForerunError(f"{place}: {shape.total:,} GPUs; forerun schedules jobs on at most {_MOST_GPUS:,}")
     policies = tuple(dict.fromkeys(entry.policies))

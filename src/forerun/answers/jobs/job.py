@@ -59,12 +59,13 @@ class Progress:
     """A job in a simulation.
 
     `since_s` is when it last started, and None while it waits. Since `seen_s`, when it had run for `ran_s`, it goes on
-    at `pace`, which is 1 where no other job slows it.
+    at `pace`, which is 1 where no other job slows it. `on_rails` says whether it has the same GPUs of each
+    of its nodes.
     """
 
     __slots__ = (
         *("end_s", "failures", "gpus", "job", "number", "pace", "place", "preemptions"),
-        *("ran_s", "seen_s", "since_s", "start_s", "version"),
+        *("on_rails", "ran_s", "seen_s", "since_s", "start_s", "version"),
     )
 
     def __init__(self, job: Job, number: int) -> None:
@@ -74,6 +75,7 @@ class Progress:
         self.start_s, self.end_s = inf, inf
         self.preemptions = self.failures = 0
         self.place: Placement = ()
+        self.on_rails = True
         self.version = 0
 
     def done_s(self, now_s: float) -> float:

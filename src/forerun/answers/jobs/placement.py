@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from forerun.answers.jobs.job import Placement
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import ForerunError
 
 _MOST_GPUS = 10_000_000
 
@@ -21,9 +21,13 @@ class Shape:
     """nodes of a switch"""
     gpus: int
     """GPUs of a node"""
+    domain: int = 1
+    """nodes that are joined closer than by their switch: those of an NVLink domain or a rack"""
 
     def __post_init__(self) -> None:
-        """Raise ForerunError for more GPUs than can be simulated."""
+        """Raise ForerunError for domains that don't fill a switch, or more GPUs than can be simulated."""
+        if self.nodes % self.domain:
+            raise ForerunError(f"{self.nodes:,} nodes under a switch are no whole number of domains of {self.domain:,}")
         if self.total > _MOST_GPUS:
             raise ForerunError(f"a cluster of {self.total:,} GPUs is more than the {_MOST_GPUS:,} that are simulated")
 
@@ -51,6 +55,10 @@ class Placer(ABC):
     @abstractmethod
     def take(self, place: Placement, gpus: int) -> None:
         """Takes GPUs of a place that was just released."""
+
+    def on_rails(self, place: Placement) -> bool:
+        """Returns whether a job has the same GPUs of each of its nodes, as whole nodes are."""
+        return all(taken == self.shape.gpus for _, taken in place)
 
     @abstractmethod
     def could_ever(self, gpus: int) -> bool:
@@ -180,13 +188,3 @@ class Spread(Packed):
     def could_ever(self, gpus: int) -> bool:
         """Returns whether the cluster has as many."""
         return gpus <= self.shape.total
-
-
-PLACERS: dict[str, type[Placer]] = {"count": Counted, "packed": Packed, "spread": Spread}
-
-
-def placer(name: str, shape: Shape) -> Placer:
-    """Returns the placement called `name`. Raises UnknownName if there is none."""
-    if name not in PLACERS:
-        raise UnknownName("placement", name, list(PLACERS))
-    return PLACERS[name](shape)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.answers.jobs.job import Job, Scheduled
-from forerun.answers.jobs.placement import Counted, Shape, placer
+from forerun.answers.jobs.placement import Counted, Shape
+from forerun.answers.jobs.placers import placer
 from forerun.answers.jobs.policies import Ranking, policy
 from forerun.answers.jobs.ranked import RankedSimulation
 from forerun.answers.jobs.simulation import USUAL, QueueSimulation, Terms
@@ -33,7 +34,9 @@ def schedule(
             raise ForerunError(f"job {job.name}: {job.gpus:,} GPUs are more than the quota of group {job.group}")
     for name, given in (("failures", terms.failures), ("network", terms.network)):
         if given is not None and isinstance(place, Counted):
-            raise ForerunError(f"{name}: which nodes jobs are on has to be known: choose placement packed or spread")
+            raise ForerunError(
+                f"{name}: which nodes jobs are on has to be known: choose placement packed, nearest, rails or spread"
+            )
     if isinstance(rule, Ranking):
         return RankedSimulation(jobs, place, rule, terms).run()
     return QueueSimulation(jobs, place, rule, terms).run()

@@ -138,6 +138,7 @@ class Simulation(ABC):
         elif self.resume_s:
             job.ran_s -= self.resume_s
         job.since_s, job.seen_s, job.pace, job.place = self.now_s, self.now_s, 1.0, place
+        job.on_rails = self.place.on_rails(place)
         self.running.append(job)
         self._expect(job)
 

@@ -11,7 +11,8 @@ import typer
 from forerun.answers.jobs.description import JobsRequest, check_names, of_trace, read_cluster
 from forerun.answers.jobs.elastic import ELASTIC
 from forerun.answers.jobs.outcome import compare
-from forerun.answers.jobs.placement import PLACERS, Shape
+from forerun.answers.jobs.placement import Shape
+from forerun.answers.jobs.placers import PLACERS
 from forerun.answers.jobs.policies import POLICIES
 from forerun.answers.jobs.shares import SHARES, shares
 from forerun.answers.jobs.unlike_description import UnlikeRequest
@@ -69,6 +70,7 @@ class Nodes:
             self.switches or request.shape.switches,
             self.nodes or request.shape.nodes,
             self.gpus_per_node or request.shape.gpus,
+            request.shape.domain,
         )
         policies = request.policies if self.policy is None else tuple(dict.fromkeys(self.policy.split(",")))
         placement = self.placement or request.placement
