@@ -240,7 +240,7 @@ def test_a_failed_node_stops_its_job_and_is_away_until_it_is_repaired():
     assert hit.failures >= 1
     assert PolicyOutcome("first-fit", tuple(done.values()), 8).goodput < 1.0
     assert next_s > at_s
-    with pytest.raises(ForerunError, match="choose placement packed or spread"):
+    with pytest.raises(ForerunError, match="choose placement packed, nearest, rails or spread"):
         schedule(jobs, Shape(1, 2, 4), "fifo", terms=Terms(failures=rare))
 
 
