@@ -13,7 +13,8 @@ from forerun.answers.jobs.elastic_rounds import share_out
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job, Scaling, Scheduled
 from forerun.answers.jobs.outcome import PolicyOutcome, in_use
-from forerun.answers.jobs.placement import Shape, placer
+from forerun.answers.jobs.placement import Shape
+from forerun.answers.jobs.placers import placer
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.schedule import schedule
 from forerun.answers.jobs.shares import Demand, shares
