@@ -129,6 +129,13 @@ def _around(program, row, phase, number, shapes):
             name, sizes = "aten::bmm", [[details.batch, *one] for one in sizes]
         args = {"Input Dims": sizes, "Input type": [dtype, dtype]} if shapes else {}
         out.append(("cpu_op", name, {"External id": number} | args))
+    elif ops.is_attention[row] and shapes:
+        one, dtype = ops.details_of(row), _DTYPES[ops.dtype[row]][2]
+        query = [one.batch, one.seq_q, one.heads, one.head_dim]
+        sizes = [[one.batch, one.seq_kv, one.kv_heads, size] for size in (one.head_dim, one.v_head_dim)]
+        sizes = [*([query] if one.backward else []), query, *sizes]
+        name = f"aten::_flash_attention_{'backward' if one.backward else 'forward'}"
+        out.append(("cpu_op", name, {"External id": number, "Input Dims": sizes, "Input type": [dtype] * len(sizes)}))
     else:
         out.append(("cpu_op", "aten::op", {"External id": number}))
     return out

@@ -1,6 +1,7 @@
 """A profile of a step with known perturbations: the comparison names them, and its files make the prediction right."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -13,7 +14,8 @@ from forerun.answers.analysis.predict_program import predict_program
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.answers.comparison.compare import compare
-from forerun.answers.comparison.ran_step import HOST
+from forerun.answers.comparison.matching import pairs_of
+from forerun.answers.comparison.ran_step import HOST, Line
 from forerun.answers.comparison.verdict import verdict
 from forerun.answers.profile.imported import import_step
 from forerun.core.program.types import Collective
@@ -137,6 +139,59 @@ def test_collectives_say_the_bandwidths_of_both_sides(steps, tmp_path):
         assert rates[0] / rates[1] == pytest.approx(2.0, rel=1e-3)
     assert "GB/s where" in verdict(found)
     assert "on 2 nodes" in verdict(found)
+
+
+LINE = Line("attention", "attention", "", (), "", "backward", (), 1, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_attention_is_paired_by_its_size_and_helpers_join_the_largest():
+    wide, narrow = (2, 8, 512, 512, 128), (2, 8, 512, 512, 64)
+    measured = [
+        replace(LINE, name="flash_fwd a", shape=wide, time_s=3.0),
+        replace(LINE, name="flash_fwd b", shape=narrow, time_s=1.0),
+        replace(LINE, name="dot_do_o", time_s=0.25),
+    ]
+    predicted = [replace(LINE, name="attention", shape=shape) for shape in (narrow, wide)]
+    pairs = pairs_of(measured, predicted)
+    assert [(pair.shape, pair.measured_s, pair.counts) for pair in pairs] == [
+        (wide, 3.25, (1, 1)),
+        (narrow, 1.0, (1, 1)),
+    ]
+
+
+def test_attention_without_sizes_is_paired_by_pass():
+    measured = [replace(LINE, name="flash_fwd", time_s=2.0)]
+    (pair,) = pairs_of(measured, [replace(LINE, name="attention", shape=(2, 8, 512, 512, 64))])
+    assert pair.lost_s == 1.0
+
+
+def test_a_profile_of_the_prediction_pairs_attention_by_size(steps, tmp_path):
+    found, _ = _compared(tmp_path / "a.json", steps["tp"])
+    pairs = [pair for pair in found.pairs if pair.part.startswith("attention")]
+    assert len(pairs) == 2
+    assert {pair.shape for pair in pairs} == {(1, 5, 1024, 1024, 64)}
+
+
+def test_graph_breaks_stand_in_the_verdict_and_the_tables(tmp_path):
+    file = write_kineto(tmp_path / "a.json", _steps()["one"], *perturbed(_steps()["one"], host=6.0))
+    events = json.loads(file.read_text())
+    calls = [event["ts"] for event in events["traceEvents"] if event["name"] == "cudaLaunchKernel"]
+    name = "model.py(12): torch_dynamo_resume_in_forward_at_12"
+    for ts in calls[40:-40:20]:
+        more = {"ph": "X", "cat": "python_function", "name": name, "pid": 10, "tid": 1, "ts": ts - 0.001, "dur": 0.0005}
+        events["traceEvents"].append(more | {"args": {}})
+    file.write_text(json.dumps(events))
+    imported = import_step(read_profiles([file]))
+    found = compare(imported, _steps()["one"], CLUSTER.device.name)
+    ((place, calls_, idle_s),) = [(one.place, one.calls, one.idle_s) for one in found.graph_breaks]
+    assert (place, calls_) == ("model.py:12", len(calls[40:-40:20]))
+    assert idle_s > 0
+    broken = replace(imported, graph_breaks=((found.graph_breaks[0]._replace(idle_s=found.parts[0].lost_s / 2),),))
+    said = verdict(compare(broken, _steps()["one"], CLUSTER.device.name))
+    assert "of it after graph breaks in forward (model.py:12)" in said
+    out = run_here(None, "profile", "compare", file, "--model", "gpt2-large", "--seq-len", "128").stdout
+    assert "Graph breaks" in out
+    assert "at 1 places, GPU idle for" in out
 
 
 def test_a_profile_beside_its_own_program_differs_in_nothing(steps, tmp_path):

@@ -15,6 +15,7 @@ from forerun.answers.comparison.ranks import MeasuredRun, PartDifference, RankDi
 from forerun.answers.profile.imported import Imported, replay
 from forerun.common.units import GIB
 from forerun.core.program.origin import Origin
+from forerun.sources.profile.graph_breaks import GraphBreak
 
 REPLAY = "replay"
 _LEAST_REPLAY = 1e-4
@@ -115,6 +116,11 @@ class Comparison:
                     sums.setdefault(module, [0.0, 0.0])[0] += share * line.time_s
         rows = [ModuleDifference(module or "(none)", *times) for module, times in sums.items()]
         return tuple(sorted(rows, key=lambda row: -row.lost_s))
+
+    @property
+    def graph_breaks(self) -> tuple[GraphBreak, ...]:
+        """Places at which graphs break on the rank that sets the pace, the most idle time first."""
+        return self.imported.graph_breaks[self.rank.run_class]
 
     @property
     def measured_peak_gib(self) -> float | None:

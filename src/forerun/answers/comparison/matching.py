@@ -53,8 +53,8 @@ class Pair:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that all lines have; empty where they differ."""
-        shapes = {line.shape for line in self.lines}
+        """The shape that all lines with a shape have; empty where they differ."""
+        shapes = {line.shape for line in self.lines if line.shape}
         return shapes.pop() if len(shapes) == 1 else ()
 
     @property
@@ -82,8 +82,12 @@ class Pair:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Measured and predicted number of runs."""
-        return sum(line.count for line in self.measured), sum(line.count for line in self.predicted)
+        """Measured and predicted number of runs, without kernels that help those of a known shape."""
+        shaped = bool(self.shape)
+        measured, predicted = (
+            sum(line.count for line in side if line.shape or not shaped) for side in (self.measured, self.predicted)
+        )
+        return measured, predicted
 
     def rate(self, side: Sequence[Line], amount: str) -> float | None:
         """Returns FLOPs or bytes a second of one side; None where no time or amount is known."""
@@ -96,8 +100,9 @@ def pairs_of(measured: Sequence[Line], predicted: Sequence[Line]) -> tuple[Pair,
     found = _Pairing(list(measured), list(predicted))
     found.join(lambda line: (line.part, line.name, line.shape, line.phase))
     found.join(lambda line: (line.part, line.shape) if line.shape else None)
+    found.add_helpers()
     found.join(lambda line: (line.part, line.shape[:2]) if _talks(line) else None)
-    found.join(lambda line: line.part if line.part.startswith("attention") or _talks(line) else None)
+    found.join(lambda line: line.part if _attends(line) or _talks(line) else None)
     found.join(lambda line: (line.part, line.work, line.phase in _BACKWARD) if line.part == "memory" else None)
     found.join(lambda line: (line.part, line.work) if line.part == "memory" else None)
     found.join(lambda line: line.part if line.part in ("optimizer", "recurrence", "copies") else None)
@@ -105,6 +110,10 @@ def pairs_of(measured: Sequence[Line], predicted: Sequence[Line]) -> tuple[Pair,
         found.join(lambda line: line.part if line.part == "product" else None)
     alone = [Pair((one,), ()) for one in found.measured] + [Pair((), (one,)) for one in found.predicted]
     return tuple(sorted((*found.pairs, *alone), key=lambda pair: (-pair.lost_s, pair.part, pair.name)))
+
+
+def _attends(line: Line) -> bool:
+    return line.part.startswith("attention")
 
 
 def _talks(line: Line) -> bool:
@@ -118,6 +127,27 @@ class _Pairing:
     measured: list[Line]
     predicted: list[Line]
     pairs: list[Pair] = field(default_factory=list)
+
+    def add_helpers(self) -> None:
+        """Adds kernels of attention without a shape to the pair of their part that takes most time.
+
+        A backward pass has kernels for row sums and conversions beside the one whose shape is known.
+        """
+        helpers = [line for line in (*self.measured, *self.predicted) if _attends(line) and not line.shape]
+        for part in dict.fromkeys(line.part for line in helpers):
+            alike = [place for place, pair in enumerate(self.pairs) if pair.part == part and pair.shape]
+            if not alike:
+                continue
+            most = max(alike, key=lambda place: self.pairs[place].measured_s)
+            sides = []
+            for line_of, of_pair in (
+                (self.measured, self.pairs[most].measured),
+                (self.predicted, self.pairs[most].predicted),
+            ):
+                mine = [line for line in line_of if line.part == part and not line.shape]
+                line_of[:] = [line for line in line_of if line.part != part or line.shape]
+                sides.append((*of_pair, *mine))
+            self.pairs[most] = Pair(*sides)
 
     def join(self, key: Callable[[Line], Hashable]) -> None:
         """Makes a pair for each key, other than None, that both sides have."""

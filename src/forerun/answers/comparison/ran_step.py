@@ -65,7 +65,8 @@ class Line:
     """the kind of work: norm, moving, product, ..."""
     name: str
     shape: tuple[int, ...]
-    """of a product (batch, smaller and larger of m and n, k), of a collective (kind, ranks, bytes); else empty"""
+    """of a product (batch, smaller and larger of m and n, k), of attention (batch, heads, queries, keys, head size), of
+    a collective (kind, ranks, bytes); else empty"""
     module: str
     """path with stars in place of numbers"""
     phase: str
@@ -332,8 +333,13 @@ def _lines(view: _View) -> tuple[Line, ...]:
 
 
 def shape_of(program: Program, row: int) -> tuple[int, ...]:
-    """Returns what identifies an op beside its name: sizes of a product, or kind, ranks and bytes of a collective."""
+    """Returns what identifies an op beside its name: sizes of a product or of attention, or kind, ranks and
+    bytes of a collective."""
     ops: OpTable = program.ops
+    if ops.is_attention[row]:
+        shape = ops.details_of(row)
+        assert isinstance(shape, Attention)
+        return (shape.batch, shape.heads, shape.seq_q, shape.seq_kv, shape.head_dim)
     if ops.is_gemm[row]:
         details = ops.details_of(row)
         assert isinstance(details, Gemm)

@@ -17,6 +17,8 @@ _ALIKE = 0.03
 """share by which two rates may differ and still count as equal"""
 _MORE_LATE = 0.1
 """share of the time of collectives by which more of it is launched late before the verdict says so"""
+_BROKEN = 0.1
+"""share of the host's lost time from which on graph breaks are named"""
 _GIGA = 1e9
 
 
@@ -52,13 +54,24 @@ def _words(found: Comparison, part: PartDifference) -> str:
         most = f", most before {_place(where)}" if where else ""
         return (
             f"host: the GPU runs nothing for {_time(part.measured_s)} where {_time(part.predicted_s)} were"
-            f" expected{most}"
+            f" expected{most}{_after_breaks(found, part)}"
         )
     if part.part in (HELD, WAITING, COPIES) or not pairs:
         return f"{part.label}: {_time(part.measured_s)} where {_time(part.predicted_s)} were expected"
     if part.part in PARTS:
         return _kernels(part, pairs)
     return _collectives(found, part, pairs)
+
+
+def _after_breaks(found: Comparison, part: PartDifference) -> str:
+    """Says how much of the host's time follows graph breaks, and where most of them are, if it is a good share."""
+    idle_s = sum(one.idle_s for one in found.graph_breaks)
+    if idle_s < _BROKEN * max(part.lost_s, 0.0) or idle_s <= 0:
+        return ""
+    first = found.graph_breaks[0]
+    where = f" of {first.module.rpartition('.')[2]}" if first.module else ""
+    more = f" and {len(found.graph_breaks) - 1} more places" if len(found.graph_breaks) > 1 else ""
+    return f", {_time(idle_s)} of it after graph breaks in {first.function} ({first.place}){where}{more}"
 
 
 def _kernels(part: PartDifference, pairs: Sequence[Pair]) -> str:

@@ -16,6 +16,7 @@ from forerun.core.program.unfold import unfold
 from forerun.core.program.validate import check
 from forerun.describe.cluster.catalog import load_device
 from forerun.sources.profile.device import device_of
+from forerun.sources.profile.graph_breaks import GraphBreak, graph_breaks_of
 from forerun.sources.profile.profile import STEP, Profile
 from forerun.sources.profile.schedule import Schedule, schedule_of, typical
 from forerun.sources.profile.step import steps_of
@@ -37,6 +38,8 @@ class Imported:
     """times of all steps of the first rank"""
     device: str
     """name of the device; empty for one that Forerun does not know"""
+    graph_breaks: tuple[tuple[GraphBreak, ...], ...]
+    """places at which graphs of torch.compile break, for each profile"""
     notes: tuple[str, ...]
     """what is missing and what is inferred"""
 
@@ -67,6 +70,7 @@ def import_step(profiles: Sequence[Profile], number: int | None = None, device: 
         replayed_s=replayed_s(program),
         step_times_s=tuple(one.measured_ns / 1e9 for one in found[0]),
         device=known.name if known else "",
+        graph_breaks=tuple(graph_breaks_of(one.step) for one in steps),
         notes=Origin.of(program).notes,
     )
 

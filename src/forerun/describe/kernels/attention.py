@@ -16,6 +16,9 @@ from forerun.common.shipped import shipped_data, validated
 Entry = TypeVar("Entry")
 AUTO = "auto"
 """stands for the kernel that the stack chooses"""
+Layout = Literal["heads_first", "sequence_first", "block_mask"]
+Operators = dict[Layout, dict[Literal["forward", "backward"], tuple[str, ...]]]
+"""names of operators by the order of the axes of queries, keys and values"""
 _DEFAULT = "default"
 _STRICT = pydantic.ConfigDict(extra="forbid")
 
@@ -81,11 +84,14 @@ class AttentionKernel:
     mask_block: int = 0
     breaks_graphs: bool = False
     names: dict[str, str] = field(default_factory=dict, hash=False)
-    operators: dict[
-        Literal["heads_first", "sequence_first", "block_mask"], dict[Literal["forward", "backward"], tuple[str, ...]]
-    ] = field(default_factory=dict, hash=False)
+    operators: Operators = field(default_factory=dict, hash=False)
 
     __pydantic_config__ = _STRICT
+
+    @property
+    def is_torchs_choice(self) -> bool:
+        """Whether it stands for the kernel that PyTorch chooses: its FlashAttention, or the one that is activated."""
+        return self.names.get("sdp_backend") == "any"
 
     def rate_on(self, architecture: str) -> KernelRate:
         """Returns the rates on `architecture`: its own, those that it borrows, or its default rates."""

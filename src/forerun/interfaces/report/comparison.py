@@ -38,6 +38,7 @@ _GIGA = 1e9
 _COLLECTIVE = ("part", "count", "bytes", "measured GB/s", "predicted GB/s", "waiting", "lost")
 _PAIR = ("work", "kernel", "module", "shape", "count", "measured", "predicted", "lost")
 _RANKS = ("rank", "work, measured", "predicted", "lost", "waiting, measured", "predicted", "most lost in")
+_BREAKS = ("function", "place", "module", "calls", "GPU idle after it")
 _RANKS_TITLE = "Each rank beside its stage"
 _PARTS = ("part of the step", "measured", "predicted", "lost", "of the step")
 
@@ -59,6 +60,7 @@ def comparison_record(found: Comparison) -> dict[str, Any]:
             for side, step in (("measured", found.measured), ("predicted", found.predicted))
         },
         "launches": {"measured": found.measured.launches, "predicted": found.predicted.launches},
+        "graph_breaks": [one._asdict() for one in found.graph_breaks],
         "idle_before_s": found.measured.idle_before,
         "memory": {
             "measured_peak_allocated_gib": found.measured_peak_gib,
@@ -119,6 +121,9 @@ def print_comparison(out: Console, found: Comparison, top: int) -> None:
     out.print()
     title = f"Work by lost time ({len(shown)} of {len(found.pairs)})"
     print_table(out, title, "llllrrrr", _PAIR, [_pair_row(pair) for pair in shown])
+    if found.graph_breaks:
+        out.print()
+        print_table(out, "Graph breaks", "lllrr", _BREAKS, _break_rows(found)[:top])
     modules = _ends(found.modules, top)
     out.print()
     rows_ = [(row.module, seconds(row.measured_s), seconds(row.predicted_s), _signed(row.lost_s)) for row in modules]
@@ -140,6 +145,10 @@ def _figures(found: Comparison) -> list[tuple[str, str]]:
     if measured.communicating_s or predicted.communicating_s:
         shares = [_share(step.hidden_s, step.communicating_s) for step in (measured, predicted)]
         rows.append(("communication beside kernels", f"{shares[0]}, predicted {shares[1]}"))
+    if found.graph_breaks:
+        count = sum(one.calls for one in found.graph_breaks)
+        idle = seconds(sum(one.idle_s for one in found.graph_breaks))
+        rows.append(("graph breaks", f"{count:,} at {len(found.graph_breaks)} places, GPU idle for {idle} after them"))
     memory = "not recorded" if peak is None else f"{peak:.2f} GiB"
     rows.append(("peak allocated", f"{memory}, predicted {expected:.2f} GiB"))
     return rows
@@ -163,6 +172,13 @@ def _part_rows(found: Comparison) -> list[tuple[str, ...]]:
     lost = found.measured_s - found.predicted_s
     total = ("all", seconds(found.measured_s), seconds(found.predicted_s), _signed(lost), f"{found.slowdown:+.1%}")
     return [*rows, total]
+
+
+def _break_rows(found: Comparison) -> list[tuple[str, ...]]:
+    return [
+        (one.function, one.place, one.module or "-", f"{one.calls:,}", seconds(one.idle_s))
+        for one in found.graph_breaks
+    ]
 
 
 def _rank_rows(found: Comparison) -> list[tuple[str, ...]]:
@@ -208,7 +224,7 @@ def _rate(bytes_per_s: float | None) -> str:
 
 
 def _pair_row(pair: Pair) -> tuple[str, ...]:
-    shape = " x ".join(map(str, pair.shape)) if pair.part == "product" else ""
+    shape = " x ".join(map(str, pair.shape)) if len(pair.shape) > 3 else ""
     modules = [module for module in pair.modules if module]
     more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
     return (
@@ -269,6 +285,8 @@ def comparison_document(found: Comparison, command: str) -> Document:
     modules = tuple(
         (row.module, seconds(row.measured_s), seconds(row.predicted_s), _signed(row.lost_s)) for row in found.modules
     )
+    if found.graph_breaks:
+        parts += [Heading("Graph breaks"), Table(_BREAKS, tuple(_break_rows(found)), numeric=frozenset({3, 4}))]
     columns = ("module", "measured", "predicted", "lost")
     parts += [Heading("Modules"), Table(columns, modules, numeric=frozenset({1, 2, 3}))]
     if found.notes:

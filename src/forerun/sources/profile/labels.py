@@ -13,7 +13,8 @@ from forerun.core.program.types import Phase
 from forerun.sources.profile.event_keys import Key
 from forerun.sources.profile.step import NONE, Step
 
-_MODULE = "nn.Module: "
+MODULE = "nn.Module: "
+"""begin of the name of an event that is a call of a module"""
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward")
 _OPTIMIZER = re.compile(r"^Optimizer\.step")
 _TYPES = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64"}
@@ -40,7 +41,7 @@ class Label(NamedTuple):
 def labels_of(step: Step) -> list[Label]:
     """Returns what is around the launch of each work of a step, on the launching thread."""
     profile, rows = step.profile, step.profile.rows
-    is_module = profile.text_mask(lambda text: text.startswith(_MODULE))[rows.name]
+    is_module = profile.text_mask(lambda text: text.startswith(MODULE))[rows.name]
     is_backward = profile.text_mask(lambda text: bool(_BACKWARD.search(text)))[rows.name]
     is_update = profile.text_mask(lambda text: bool(_OPTIMIZER.search(text)))[rows.name]
     is_operator = profile.is_operator
@@ -60,7 +61,7 @@ def labels_of(step: Step) -> list[Label]:
             stack.pop()
         if row in launches:
             operators = [one for one in stack if is_operator[one]]
-            modules = [profile.texts[rows.name[one]][len(_MODULE) :] for one in stack if is_module[one]]
+            modules = [profile.texts[rows.name[one]][len(MODULE) :] for one in stack if is_module[one]]
             phase = Phase.OPTIMIZER if any(is_update[one] for one in stack) else Phase.FORWARD
             if phase == Phase.FORWARD and any(is_backward[one] for one in stack):
                 phase = Phase.BACKWARD

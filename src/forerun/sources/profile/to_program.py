@@ -33,7 +33,7 @@ from forerun.describe.cluster.types import Device
 from forerun.sources.profile.collectives import Call, calls_of, is_collective
 from forerun.sources.profile.communication import communicates
 from forerun.sources.profile.event_keys import Key
-from forerun.sources.profile.kernel_ops import add_collective, add_kernel
+from forerun.sources.profile.kernel_ops import add_collective, add_kernel, guesses_mask
 from forerun.sources.profile.labels import Label, labels_of, operators_of
 from forerun.sources.profile.meetings import Meetings, meetings_of
 from forerun.sources.profile.profile import Profile
@@ -273,9 +273,13 @@ class _Rank:
                 time_ns = self.meetings.transfer_ns[self.number].get(place, time_ns)
             else:
                 operator = labels[place].operator
-                product = operators.get(operator) if longest.get(operator) == place else None
-                op = add_kernel(builder, name, time_ns / 1e9, speed, max(0.0, copied[place]), product)
+                main = operators.get(operator) if longest.get(operator) == place else None
+                op = add_kernel(builder, name, time_ns / 1e9, speed, max(0.0, copied[place]), main)
             found.append(self.table.add(op, time_ns))
+        if any(guesses_mask(one) for one in operators.values()):
+            self.notes.append(
+                "attention counts as causal where queries and keys are equally many, as files name no mask"
+            )
         return found
 
     def _streams(self) -> I64:

@@ -23,25 +23,6 @@ from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.tensors import Call, Kernel, dtype_name, shape_of
 from forerun.sources.trace.inside.values import known_value
 
-_FLASH = {
-    "heads_first": {
-        "forward": (
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_scaled_dot_product_fused_attention_overrideable",
-        ),
-        "backward": (
-            "_scaled_dot_product_flash_attention_backward",
-            "_scaled_dot_product_flash_attention_for_cpu_backward",
-            "_scaled_dot_product_fused_attention_overrideable_backward",
-        ),
-    },
-    "sequence_first": {
-        "forward": ("_flash_attention_forward", "_flash_attention_forward_no_dropout_inplace"),
-        "backward": ("_flash_attention_backward",),
-    },
-}
-"""The operators of PyTorch that run the active FlashAttention."""
 _DEFAULT_FLASH = "FA2"
 """The FlashAttention that PyTorch contains."""
 _FP32 = 4
@@ -243,18 +224,16 @@ def _block_mask(kernel: AttentionKernel | None, backward: bool) -> Any:
     return rule
 
 
-def _rules(kernel: AttentionKernel | None, operators: Any) -> dict[str, Any]:
+def _rules(entry: AttentionKernel) -> dict[str, Any]:
     """Returns the rule of each operator of an entry."""
+    kernel = None if entry.is_torchs_choice else entry
     layouts = {"heads_first": _heads_first, "sequence_first": _sequence_first, "block_mask": _block_mask}
     return {
         name: layouts[layout](kernel, direction == "backward")
-        for layout, directions in operators.items()
+        for layout, directions in entry.operators.items()
         for direction, names in directions.items()
         for name in names
     }
 
 
-ATTENTION_RULES = {
-    **_rules(None, _FLASH),
-    **{name: rule for one in attention_kernels().values() for name, rule in _rules(one, one.operators).items()},
-}
+ATTENTION_RULES = {name: rule for one in attention_kernels().values() for name, rule in _rules(one).items()}
