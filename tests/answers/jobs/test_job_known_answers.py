@@ -277,6 +277,14 @@ def test_a_job_of_three_times_the_weight_gets_three_of_four_rounds():
     assert early == 6 * 360
 
 
+def test_policies_that_do_not_know_rates_fill_kinds_in_a_drawn_order():
+    """Alone with two GPUs a job takes turns between the slow and the fast one."""
+    (found,) = in_rounds([SteppedJob("a", 1, 0.0, 20_000, (1.0, 4.0))], [1, 1], "isolated")
+    assert 6_000 < found.end_s < 14_000
+    (knows,) = in_rounds([SteppedJob("a", 1, 0.0, 20_000, (1.0, 4.0))], [1, 1], "fifo-perf")
+    assert knows.end_s == 5_000
+
+
 def test_a_round_ends_with_the_last_of_its_jobs():
     jobs = [SteppedJob("short", 1, 0.0, 100, (1.0,)), SteppedJob("long", 1, 0.0, 500, (1.0,))]
     found = {one.job.name: one for one in in_rounds(jobs, [2], "fifo-perf")}
