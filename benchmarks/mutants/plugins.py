@@ -105,8 +105,9 @@ class Recorder:
         """Counts the processes that start."""
         self.started += event in ("subprocess.Popen", "os.fork", "os.posix_spawn")
 
-    @pytest.hookimpl(trylast=True)
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
+        """Finds the caches before conftest.py freezes all objects, for frozen ones are no longer listed."""
         self.shared.append(("", self.watch.seen()))
         self.caches = [
             one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper) and self.is_ours(one)

@@ -51,6 +51,42 @@ def test_prints_tables_and_writes_predictions(tmp_path: Path, monkeypatch: pytes
         assert [line["step_time_s"] for line in csv.DictReader(file)] == ["2"]
 
 
+def test_every_figure_of_one_row_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 s are predicted where 1.5 s are measured, and 44 GiB where 40 are."""
+    printed = invoke(tmp_path, monkeypatch, "--worst", "3", "--verbose").stdout
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    time, memory = "33.33% 33.33% 33.33% +33.33% 0.00%", "10.00% 10.00% 10.00% +10.00% 0.00%"
+    for expected in (
+        "1 rows (1 ok, 0 out of memory), 1 with a measured time; predicted 1, tier A 1 of 1, tier B 0 of 0, "
+        "tier C 0 of 0",
+        f"tier A 1/1 {time}",
+        f"all tiers 1/1 {time}",
+        f"FSDP/ZeRO-3 only 1/1 {time}",
+        f"H100-SXM 1/1 {time}",
+        f"9-64 GPUs 1/1 {time}",
+        f"< 1 B 1/1 {time}",
+        f"torchtitan 1/1 {time}",
+        f"allocated, tier A 1/1 {memory}",
+        f"allocated, lab 1/1 {memory}",
+        "foreseen: 0 of 0 judged (0 such rows in all)",
+        "wrongly refused: 0 of 1 judged (1 ok rows in all)",
+        "same workload: 0 of 0 groups, mean -, worst -, among covered rows -, median Spearman -",
+        "tier A 1 0.00% 100.00% 0.00% 33.33%",
+        "time, tier A, fitted stacks: -0.288 to -0.288 (1 rows)",
+        "allocated, tier A, fitted stacks: -0.095 to -0.095 (1 rows)",
+        "+33.33% 1.5 2 row-1 FSDP=16",
+        "Not predicted: 0 rows",
+        "Assumptions: 0 kinds",
+    ):
+        assert expected in lines, expected
+    assert lines[-1] == (
+        "summary: tier A step time MAPE 33.33%, mean signed +33.33%, covered 1/1; allocated memory MAPE 10.00%; "
+        "regret -; 80 % band holds 0.00% of rows"
+    )
+    assert "Largest step time errors" not in invoke(tmp_path, monkeypatch).stdout
+    assert "(--verbose lists them)" in invoke(tmp_path, monkeypatch).stdout
+
+
 def test_draws_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = invoke(tmp_path, monkeypatch, "--plots", str(tmp_path / "pictures"))
     assert result.exit_code == 0

@@ -128,6 +128,53 @@ def test_a_smaller_last_micro_batch_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "notes"),
+    [
+        (
+            {"micro_batch": "4", "n_microbatches": "", "grad_accum": "", "global_batch_seqs": ""},
+            ("global_batch_seqs not stated: one micro batch per step",),
+        ),
+        (
+            {"param_dtype": "fp32"},
+            ("weights are gathered in fp32 and cast for each use: gathers taken in the compute dtype",),
+        ),
+        (
+            {"tp": "2", "dp_shard": "8", "global_batch_seqs": "16", "sp": ""},
+            ("sp not stated: taken as the stack's own",),
+        ),
+        (
+            megatron(sp="", pp_virtual_stages=""),
+            ("pp_virtual_stages not stated: taken as 1", "sp not stated: taken as the stack's own"),
+        ),
+        (
+            megatron(pp_schedule="interleaved_1f1b", pp_virtual_stages="", sp="no"),
+            ("pp_virtual_stages not stated: taken as 2",),
+        ),
+        (megatron(pp_schedule="", pp_virtual_stages="1", sp="no"), ("pp_schedule not stated: taken as 1F1B",)),
+    ],
+)
+def test_what_is_taken_as_usual_is_noted(tmp_path: Path, change: dict[str, str], notes: tuple[str, ...]) -> None:
+    assert mapped(tmp_path, **change).notes == notes
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, False),
+        (megatron(param_dtype="fp32"), True),
+        (megatron(param_dtype="fp32", dp_shard=""), True),
+        (megatron(param_dtype="fp32", precision="fp32"), False),
+        (megatron(param_dtype="bf16"), False),
+        ({"param_dtype": "fp32"}, False),
+    ],
+)
+def test_fp32_weights_that_nobody_shards_are_cast_by_autocast(
+    tmp_path: Path, change: dict[str, str], expected: bool
+) -> None:
+    assert bool(plan(tmp_path, **change).autocast) == expected
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"n_gpus": "32"}, "= 16, but n_gpus is 32"),
