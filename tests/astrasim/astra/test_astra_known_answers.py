@@ -13,6 +13,7 @@ from random_traces import collective, comp, recv, send, trace
 from forerun.astrasim.astra.case import read_case
 from forerun.astrasim.astra.collective_cases import strided_groups
 from forerun.astrasim.astra.collective_sweep import Setting, bus_factor, default_algorithms, fitting_setting, sweep
+from forerun.astrasim.astra.custom import Costs
 from forerun.astrasim.astra.hot_links import HotLink, hottest_links
 from forerun.astrasim.astra.remote_memory import NO_EXPANSION, RemoteMemory, read_remote_memory
 from forerun.astrasim.astra.replay import Machine, replay
@@ -218,7 +219,33 @@ def test_bandwidths_of_a_sweep():
     assert point.time_ns == max(point.unqueued_ns, 2000, 3000 / 2)
 
 
+def test_a_reduction_needs_memory():
+    assert Costs(10, 16e9).reduction_ns(1600) == 3 * 100
+    for none in (0.0, -1.0):
+        with pytest.raises(ForerunError, match="local-mem-bw above 0"):
+            Costs(10, none).reduction_ns(1600)
+
+
+@pytest.mark.parametrize(
+    ("topology", "keys", "size", "problem"),
+    [
+        ("ring:4@1e9GBps/0", {"local-mem-bw": 1e-9}, 1 << 40, "longer than a simulation can count"),
+        ("ring:4@1e-9GBps/0", {}, 1 << 40, "longer than a simulation can count"),
+        ("ring:4@1GBps/0", {}, 1 << 53, "messages of up to 9,007,199,254,740,992 bytes are too large"),
+        ("ring:4@1GBps/0", {}, 1 << 40, None),
+    ],
+)
+def test_times_that_do_not_fit_64_bits_are_refused(topology, keys, size, problem):
+    of = system("ring", **{"local-mem-bw": 1e9, **keys})
+    if problem is None:
+        assert collective_times(parse_topology(topology), of, CommType.ALL_REDUCE, size).ends_ns.max() > 1 << 40
+        return
+    with pytest.raises(ForerunError, match=problem):
+        collective_times(parse_topology(topology), of, CommType.ALL_REDUCE, size)
+
+
 def test_what_a_sweep_runs_by_default():
+    assert not Setting(parse_topology("ring:4@1/1"), system("ring")).aware
     assert default_algorithms("all_reduce") == ["ring", "direct", "halvingDoubling", "doubleBinaryTree"]
     assert default_algorithms("all_gather") == ["ring", "direct", "halvingDoubling"]
     assert default_algorithms("all_to_all") == ["ring", "direct"]

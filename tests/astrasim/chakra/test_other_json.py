@@ -132,6 +132,7 @@ def test_json_becomes_a_trace_file(tmp_path):
         ({"schema": "1", "nodes": [{"name": "x"}]}, "node number 1 by id: a node needs an id"),
         ({"traceEvents": []}, "Chakra's workload_graph, or an execution trace of PyTorch"),
         ('{"version": "0.0.4"} {"id": ', "object number 2 can't be read"),
+        ('{"version": "0.0.4"}\n {"id": 1}\n{"id": 2} {', "object number 4 can't be read"),
     ],
 )
 def test_what_is_no_trace_is_one_line(read, text, problem):

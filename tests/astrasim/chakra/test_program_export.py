@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from random_programs import random_programs, rank_class
 from trace_building import assert_equal
 
-from forerun.astrasim.chakra.export import to_traces, write_run
+from forerun.astrasim.chakra.export import _node_kind, to_traces, write_run
 from forerun.astrasim.chakra.groups import read_comm_groups
 from forerun.astrasim.chakra.program import to_program
 from forerun.astrasim.chakra.trace import NodeKind
@@ -16,7 +16,7 @@ from forerun.common.errors import ForerunError
 from forerun.core.engine.simulate import simulate
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.kinds import OpKind
+from forerun.core.program.kinds import Direction, OpKind
 from forerun.core.program.types import Channel, Collective, Program, Stream
 from forerun.core.program.unfold import unfold
 from forerun.core.program.validate import check
@@ -145,6 +145,18 @@ def test_a_gather_is_written_as_its_shard_and_measured_times_keep_their_sum():
     assert traces[0].tensor_size.tolist() == [0, *[20] * 10]
     assert traces[0].duration_us.sum() == 3
     assert traces[0].names[1] == "kernel 0"
+
+
+def test_messages_and_copies_go_where_they_say_or_where_their_stream_says():
+    ops, out, into = OpTableBuilder(), Direction.OUT, Direction.IN
+    transfers = [ops.p2p(f"transfer {k}", 0, 8, direction=way) for k, way in enumerate((out, into, Direction.EITHER))]
+    copies = [ops.host_copy(f"copy {k}", 8, direction=way) for k, way in enumerate((out, into))]
+    table = ops.build()
+    sends, receives = int(Stream.PP_SEND), int(Stream.PP_RECV)
+    kinds = {stream: [_node_kind(table, op, stream) for op in transfers] for stream in (sends, receives)}
+    assert kinds[sends] == [NodeKind.SEND, NodeKind.RECV, NodeKind.SEND]
+    assert kinds[receives] == [NodeKind.SEND, NodeKind.RECV, NodeKind.RECV]
+    assert [_node_kind(table, op, sends) for op in copies] == [NodeKind.MEM_STORE, NodeKind.MEM_LOAD]
 
 
 def test_joins_are_left_out_and_the_host_waits():

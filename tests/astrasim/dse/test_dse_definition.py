@@ -6,7 +6,9 @@ import pytest
 import yaml
 from dse_files import POINTS, SMALL, changed, write
 
+from forerun.astrasim.dse import space
 from forerun.astrasim.dse.definition import read_exploration
+from forerun.astrasim.dse.limits import limit_from
 from forerun.astrasim.dse.space import Plan, Point, Sampling
 from forerun.astrasim.dse.workload import Strategy
 from forerun.common.errors import ForerunError
@@ -31,6 +33,9 @@ def test_degrees_left_out_take_every_factor(tmp_path):
         ([1, 2, 8], [1, 2, 8]),
         ({"from": 1, "to": 8, "times": 2}, [1, 2, 4, 8]),
         ({"from": 2, "to": 8, "step": 2}, [2, 4, 8]),
+        ({"from": 1, "to": 4, "step": 1}, [1, 2, 4]),
+        ({"from": 1, "to": 9_999, "step": 1}, [1, 2, 4, 8]),
+        ({"from": 1, "to": 10_000, "step": 1}, [1, 2, 4, 8]),
         ("any", [1, 2, 4, 8]),
     ],
 )
@@ -101,6 +106,13 @@ def test_experts_are_for_the_second_generation(tmp_path):
         ([("plan.dp", [])], "plan.dp: expected whole numbers of at least 1"),
         ([("plan.dp", True)], "plan.dp: expected whole numbers of at least 1"),
         ([("plan.dp", {"from": 1, "to": 8})], "plan.dp: a range has from, to and either step"),
+        ([("plan.dp", {"from": 0, "to": 8, "step": 1})], "plan.dp: a range has from, to and either step"),
+        ([("plan.dp", {"from": 1, "to": 8, "step": 0})], "plan.dp: a range has from, to and either step"),
+        ([("plan.dp", {"from": 1, "to": 8, "times": 1})], "plan.dp: a range has from, to and either step"),
+        ([("plan.dp", {"from": 1, "to": 8, "step": 1, "times": 2})], "plan.dp: a range has from, to and either step"),
+        ([("plan.dp", {"from": 1, "until": 8, "step": 1})], "plan.dp: a range has from, to and either step"),
+        ([("plan.dp", {"from": 1, "to": 10_001, "step": 1})], "plan.dp: more than 10,000 values"),
+        ([("sampling", {"method": "grid", "points": -1})], "sampling.points: give at least 1"),
         ([("plan.dp", {"from": 1, "to": 10**9, "step": 1})], "plan.dp: more than 10,000 values"),
         ([("plan.dp", 3)], "plan: no dp x tp x sp x pp x ep of these values makes the 8 NPUs of system 'torus'"),
         ([("plan.factors", "odd")], "plan.factors: 'odd' is neither divisors nor powers_of_two"),
@@ -156,3 +168,51 @@ def test_a_latin_sample_is_balanced_on_every_axis(seed):
         counts = [values.count(value) for value in set(values)]
         assert max(counts) - min(counts) <= 2
         assert len(counts) == (2 if axis == "weight_sharded" else 8)
+
+
+def test_one_point_is_a_sample(tmp_path):
+    for method in ("random", "grid", "latin"):
+        assert len(points(tmp_path, ("sampling", {"method": method, "points": 1}))) == 1
+    assert len(points(tmp_path, ("sample", {"n": 1}))) == 1
+
+
+def test_a_grid_takes_points_at_even_distances():
+    every = many(8)
+    assert Sampling("grid", 4).sample(every) == [every[0], every[32], every[64], every[96]]
+    assert Sampling("grid", 3).sample(every) == [every[0], every[42], every[85]]
+    assert Sampling("grid", len(every)).sample(every) == Sampling("all").sample(every) == every
+
+
+def test_what_a_file_leaves_out(tmp_path):
+    found = read_exploration(write(tmp_path, SMALL))
+    assert (found.bytes_per_element, found.issue_order, dict(found.memory_limits)) == (1, "ascending", {})
+    assert found.machines["torus"].system.track_local_mem
+    seeds = [points(tmp_path, ("sampling", {"method": "random", "points": 9, **seed})) for seed in ({}, {"seed": 0})]
+    assert seeds[0] == seeds[1]
+    drawn = [points(tmp_path, ("sample", {"n": 9, **seed})) for seed in ({}, {"seed": 0}, {"seed": 1})]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert {(s.pp, s.ep, s.weight_sharded, s.activation_recompute) for s in Plan().strategies(4)} == {
+        (1, 1, False, False)
+    }
+
+
+def test_more_points_than_the_most_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(space, "MOST_POINTS", POINTS)
+    assert len(points(tmp_path)) == POINTS
+    monkeypatch.setattr(space, "MOST_POINTS", POINTS - 1)
+    with pytest.raises(ForerunError, match="plan: more than 39 points; list fewer values"):
+        points(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "gib", "expected", "in_gib"),
+    [
+        ("80 GB", None, "80 GB", 80e9 / 2**30),
+        (" 64.5GiB ", None, "64.5 GiB", 64.5),
+        (None, 0.25, "0.25 GiB", 0.25),
+    ],
+)
+def test_a_memory_limit_has_its_unit(text, gib, expected, in_gib):
+    found = limit_from(text, gib, "")
+    assert (str(found), found.gib) == (expected, pytest.approx(in_gib))
+    assert limit_from(None, None, "") is None

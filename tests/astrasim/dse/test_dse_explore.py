@@ -2,6 +2,7 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
 import pytest
 from dse_files import POINTS, SMALL, changed, write
@@ -42,6 +43,26 @@ def test_a_point_is_the_replay_of_its_generated_traces(small):
         assert row.figures == figures_of(alone, exploration.workloads["tiny"].axes(row.point.strategy))
         assert row.figures.time_ns == alone.wall_ns
         assert row.peak_memory_gib == max(rank.peak_memory_bytes for rank in alone.statistics) / GIB
+
+
+def replayed(**of_rank):
+    """A replay of two ranks, of which the second ends last and the first needs the most memory."""
+    usual = {"exposed_communication": 1, "wall_time": 2, "gpu_time": 3, "comm_time": 4}
+    share = {"compute_bound_pct": 5.0, "avg_compute_util_pct": 6.0, "avg_mem_util_pct": 7.0, "avg_op_intensity": 8.0}
+    last = RankStatistics(wall_cycles_finished=90, peak_memory_bytes=10, **{**usual, **share, **of_rank})
+    first = RankStatistics(80, 11, 12, 13, 14, 15.0, 16.0, 17.0, 18.0, 20)
+    return SimpleNamespace(statistics=(first, last))
+
+
+def test_figures_are_of_the_rank_that_ends_last_and_memory_of_the_one_that_needs_most(monkeypatch):
+    monkeypatch.setattr("forerun.astrasim.dse.evaluate.terms_of", lambda *arguments: arguments[1:])
+    result = replayed()
+    assert figures_of(result, ("dp",)) == Figures(
+        90, 1, 3, 4, 5.0, 6.0, 7.0, 8.0, 20, (1, 0, ("dp",)), result.statistics[0]
+    )
+    nothing = dict.fromkeys(("compute_bound_pct", "avg_compute_util_pct", "avg_mem_util_pct", "avg_op_intensity"))
+    found = figures_of(replayed(**nothing), ())
+    assert [getattr(found, name) for name in nothing] == [0.0] * 4
 
 
 def test_two_processes_find_the_same(small, tmp_path):
