@@ -1,6 +1,7 @@
 """Memory snapshots: plain data that PyTorch's own reader takes, and that adds up to the predicted peak."""
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,3 +140,35 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path):
     simulation = simulated(plan_of(dp_shard=8))
     with pytest.raises(ForerunError, match="nowhere"):
         write_snapshot(tmp_path / "nowhere" / "m.pickle", simulation.program, simulation.flat, simulation.timeline, 0)
+
+
+def test_an_event_has_the_time_at_which_the_host_issued_its_node():
+    ops = OpTableBuilder()
+    copy, other = ops.memory("copy", 1e3, 1e3), ops.memory("other", 1e3, 1e3)
+    make, drop = BlockBuilder(), BlockBuilder()
+    make.node(copy)
+    make.node(other)
+    make.alloc(1000, Category.GRADIENT, 1)
+    drop.node(copy)
+    drop.node(other)
+    drop.tensor(1000, Category.GRADIENT, -1, 0)
+    drop.tensor(500, Category.ACTIVATION, 1, 2)
+    steps, nothing = np.array([0, 1], np.int32), np.zeros(2, np.int32)
+    resident = np.zeros(N_CATEGORIES, np.int64)
+    resident[Category.PARAMETER] = 10
+    rank = RankClass("rank", 1, steps, nothing + 3, np.array([-1, 2], np.int32), resident)
+    program = Program(ops.build(), (make.build("make"), drop.build("drop")), (rank, rank), (), (), ("all",))
+    issued = np.array([1, 2, 3, 4, 11, 12, 13, 14]) * 10**6 + 1
+    flat, timeline = SimpleNamespace(class_ptr=np.array([0, 4, 8])), SimpleNamespace(issue_end_ps=issued)
+    for number, shift in ((0, 0), (1, 10)):
+        (events,) = snapshot(program, flat, timeline, number)["device_traces"]
+        found = [(e["time_us"], e["action"], e["size"], e["frames"][0]["name"]) for e in events]
+        assert [one for one in found if one[1] != "free_requested"] == [
+            (0, "alloc", 10, "lives through the step"),
+            (2 + shift, "alloc", 1000, "other"),
+            (3 + shift, "free_completed", 1000, "other"),
+            (4 + shift, "alloc", 500, "other"),
+            (4 + shift, "free_completed", 500, "other"),
+        ]
+    assert "drop of layer 2, micro batch 3, all" in str(events)
+    assert "make, micro batch 3, all" in str(events)
