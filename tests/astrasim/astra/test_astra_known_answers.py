@@ -85,6 +85,47 @@ def test_of_a_trace_that_is_only_replayed_every_node_but_the_hosts_is_busy():
     assert (found.peak_memory_bytes, found.avg_op_intensity) == (None, None)
 
 
+@pytest.mark.parametrize("kind", [NodeKind.INVALID, NodeKind.METADATA])
+def test_nodes_that_do_nothing_end_at_once(kind):
+    nodes = [comp(10**6, 10**6), {"kind": kind, "after": (0,)}, comp(0, 0, (0,)), comp(2 * 10**6, 10**6, (0,))]
+    result = replay([trace(nodes)] * 2, {}, machine()).run.result
+    spans = list(zip(result.start_ns.tolist(), result.end_ns.tolist(), strict=True))[:4]
+    assert spans == [(0, 1000), (1000, 1000), (1000, 1000), (1000, 3000)]
+
+
+@pytest.mark.parametrize(
+    ("distance", "topology", "actors"), [(1, "ring:4", 1), (2, "ring:4", 1), (1, "mesh2d:4x1", 4), (1, "switch:4", 1)]
+)
+def test_ranks_that_send_equally_far_are_simulated_once(distance, topology, actors):
+    """A message to the next rank and one from the one before; on a line the last rank sends over all others."""
+    traces = [
+        trace([comp(1000, 1000), send((r + distance) % 4, 500, 3, (0,)), recv((r - distance) % 4, 500, 3, (0,))])
+        for r in range(4)
+    ]
+    where = Machine(machine().system, parse_topology(f"{topology}@1GBps/100"))
+    folded, whole = replay(traces, {}, where), replay(traces, {}, where, fold=False)
+    assert len(set(folded.actor_of_rank)) == actors
+    assert folded.statistics == whole.statistics
+
+
+def test_ranks_of_two_kinds_are_two_classes():
+    first = [comp(2000, 1000), collective(CommType.ALL_REDUCE, 4000, after=(0,))]
+    other = [comp(1000, 1000), collective(CommType.ALL_REDUCE, 4000, after=(0,))]
+    traces = [trace(first), trace(other), trace(first), trace(other)]
+    folded, whole = replay(traces, {}, machine(4)), replay(traces, {}, machine(4), fold=False)
+    assert folded.statistics == whole.statistics
+    apart = [
+        replace(one, group_names=("a" if r % 2 == 0 else "b",))
+        for r, one in enumerate(
+            trace([comp((1 + r % 2) * 1000, 1000), collective(CommType.ALL_REDUCE, 4000, "x", (0,))]) for r in range(4)
+        )
+    ]
+    groups = {"a": (0, 2), "b": (1, 3)}
+    folded, whole = (replay(apart, groups, machine(4), fold=fold) for fold in (True, False))
+    assert folded.actor_of_rank == (0, 1, 0, 1)
+    assert folded.statistics == whole.statistics
+
+
 def test_memory_lives_from_its_first_write_or_the_start_to_its_last_read_or_for_ever():
     weight, early, late, kept = ("w", 1000), ("e", 200), ("l", 30), ("k", 4)
     nodes = [

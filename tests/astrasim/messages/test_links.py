@@ -141,6 +141,20 @@ def test_more_traffic_on_one_link_never_speeds_it_up(pattern):
     assert deliver(pair, *columns([*alone, (0, 0, 1, 5000)])).finish_ns >= finish
 
 
+def test_messages_wait_in_the_order_in_which_they_come_whatever_their_numbers():
+    pair = make("FullyConnected", 2, 1, 500)
+    arrival = deliver(pair, [2, 0, 1, 7000], [0] * 4, [1] * 4, [1000, 2000, 3000, 10]).arrival_ns
+    assert list(arrival) == [6000 + 500, 2000 + 500, 5000 + 500, 7010 + 500]
+
+
+def test_thousands_of_messages_may_be_under_way():
+    n = 40
+    pairs = [(a, b) for a in range(n) for b in range(n) if a != b]
+    found = deliver(make("FullyConnected", n, 1, 500), 0, *map(list, zip(*pairs, strict=True)), 1000)
+    assert set(found.arrival_ns.tolist()) == {1500}
+    assert set(found.use.busy_ns.tolist()) == {1000}
+
+
 def test_the_hottest_links_are_named():
     switch = make("Switch", 4, 50, 500)
     use = deliver(switch, 0, [0, 1, 2], [3, 3, 3], 50_000).use
