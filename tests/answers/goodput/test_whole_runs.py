@@ -93,6 +93,11 @@ def test_nothing_fails_and_only_saves_cost():
     assert outcome.spent_s == {Spent.SAVE: pytest.approx(720 * 60.0)}
 
 
+def test_a_run_that_writes_no_checkpoints_takes_its_steps_alone():
+    found = walk(replace(MONTH, save_every_s=inf), 0, 0)
+    assert (found.wall_s, found.productive_s, found.spent_s) == (MONTH.ideal_s, MONTH.ideal_s, {})
+
+
 def test_periods_taken_at_once_are_those_taken_one_by_one(monkeypatch):
     run = replace(
         MONTH,

@@ -12,18 +12,24 @@ from forerun.answers.analysis.compression import CompressionEffect
 from forerun.answers.goodput.outcome import Spent
 from forerun.answers.jobs.job import Job, Scheduled
 from forerun.answers.jobs.outcome import PolicyOutcome
+from forerun.astrasim.astra.collective_sweep import Point, Setting
+from forerun.astrasim.astra.hot_links import HotLink
 from forerun.astrasim.astra.statistics import RankStatistics
+from forerun.astrasim.astra.system import System
 from forerun.astrasim.dse.evaluate import Figures
 from forerun.astrasim.dse.limits import MemoryLimit
 from forerun.astrasim.dse.result import Explored, PairResult, Row
-from forerun.astrasim.dse.space import Point
+from forerun.astrasim.dse.space import Point as Place
 from forerun.astrasim.dse.terms import Communication, Terms
 from forerun.astrasim.dse.workload import Strategy
+from forerun.core.cost.nccl_choice import NcclChoice
+from forerun.core.network.network_file import parse_topology
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import Direction
 from forerun.core.program.types import N_CATEGORIES, Category, Collective, Program, RankClass, Stream
 from forerun.evidence.measure.calibrate import Change, ErrorRow
+from forerun.interfaces.report.histogram import Bin
 
 GIB = 2**30
 
@@ -39,11 +45,11 @@ def point(strategy, time_us, gib, fits=None, communication=(), compute_us=10, op
     of_rank = RankStatistics(0, 0, 0, 0, 0, None, None, None, None, None)
     ns, memory = time_us * 1000, int(gib * GIB)
     found = Figures(ns, exposed + idle, compute_us * 1000, 2 * exposed, 1.0, busy, 2.0, 3.0, memory, terms, of_rank)
-    return Row(Point("gpt", "torus", strategy), found, "", gib, fits)
+    return Row(Place("gpt", "torus", strategy), found, "", gib, fits)
 
 
 def failed(strategy, error):
-    return Row(Point("gpt", "torus", strategy), None, error, None, None)
+    return Row(Place("gpt", "torus", strategy), None, error, None, None)
 
 
 def explored(limit_gib=3.0):
@@ -207,3 +213,81 @@ def swept():
         points=points, best=points[1], front=[(points[0], first), (points[1], second)], objective="time",
         wishes="more tokens/s for less money", efficiency=lambda at: {8: 1.0, 1024: 0.925}[at.n_gpus],
     )  # fmt: skip
+
+
+def predicted(**changes):
+    """The figures of a prediction, with a network and measurements that lack something."""
+    axes = [Hand(axis="tp", busiest_link="0 -> 1", busy_s=0.25, utilisation=0.5)]
+    usual = {
+        "model": "gpt", "n_gpus": 1024, "cluster": "h100", "plan": None, "sample": None,
+        "step_time_s": 2.0, "step_time_low_s": 1.8, "step_time_high_s": 2.4, "tokens_per_s_per_gpu": 9000.0,
+        "samples_per_s_per_gpu": 12.0, "mfu": 0.4321, "hfu": 0.5, "mfu_peak": "989 TFLOP/s", "utilization": 0.61,
+        "peak_allocated_gib": 60.0, "peak_reserved_gib": 66.6, "peak_reserved_low_gib": 64.0,
+        "peak_reserved_high_gib": 70.0, "memory_limit_gib": 79.2, "memory_recorded": True, "fits": True,
+        "fit_in_doubt": False, "device_gib": 68.5, "exposed_comm_s": 0.3, "bubble_s": 0.1,
+        "bottleneck": "compute_bound", "dollars_per_billion_tokens": 1234.5, "warnings": ("slow link",),
+        "breakdown": {"gemm_forward": 1.5, "host": 0.3, "tiny": 0.001, "attention": 0.1},
+        "peak_rank_class": "stage 0", "peak_owner": "layer 3", "network": Hand(topology="ring", axes=axes),
+        "memory_by_category_gib": {"activation": 40.0, "parameter": 19.99, "other": 0.01},
+        "missing": [f"gemm {n}" for n in range(12)], "rate_band": lambda per_s: (per_s * 0.8, per_s * 1.1),
+    }  # fmt: skip
+    return Hand(**{**usual, **changes})
+
+
+def looped():
+    """Periodic work of a training loop."""
+    stalls = [
+        Hand(name="checkpoint", every_steps=1000, stall_s=3.0, beside_s=20.0, mean_s=0.003),
+        Hand(name="garbage collection", every_steps=50, stall_s=0.05, beside_s=0.0, mean_s=0.001),
+    ]
+    saved = Hand(rank_gib=1.234, total_gib=160.5, save_s=23.0, load_s=41.0, storage="nfs", mode="async")
+    return Hand(stalls=stalls, step_time_s=1.0, mean_step_time_s=1.004, tokens_per_s_per_gpu=8000.4, checkpoint=saved)
+
+
+def collectives(serial=True):
+    network = parse_topology("ring:4@50GBps/500,switch:2@25/1000")
+    setting = Setting(network, System.model_validate({"local-mem-bw": 16}), serial=serial)
+    links = (HotLink(0, 1, 0.5, 3000), HotLink(9, 3, 0.25, 1000))
+    points = [
+        Point("ring", 1 << 20, 2500, 419.43, 734.0, unqueued_ns=2000, beyond_links=True),
+        Point("direct", 1 << 20, 1500, 699.05, 61.0, hottest=links),
+        Point("tree", 1 << 20, error="needs a power of two"),
+        Point("tree", 3 << 10, error="needs a power of two"),
+    ]
+    return setting, points
+
+
+def grouped():
+    network = parse_topology("mesh2d:2x2@50/500")
+    groups = ((0, 1), (2, 3))
+    return Setting(network, System.model_validate({}), groups, aware=True, fitting=True), [Point("ring", 5, 1500, 1, 2)]
+
+
+def nccl():
+    sizes = ((1 << 30, "ring", "Simple", 0.01), (1000, "tree", "LL", 1e-5))
+    return [NcclChoice(size, *which, 100.0, 175.0) for size, *which in sizes]
+
+
+def after_training():
+    stages = [Hand(name="generation", time_s=3.0, device_gib=None), Hand(name="update", time_s=1.0, device_gib=70.0)]
+    usual = {"stages": stages, "step_time_s": 4.0, "device_gib": 70.0, "fits": False, "memory_limit_gib": 64.0}
+    return Hand(**usual, generated_tokens=10_000)
+
+
+def allocated(**changes):
+    last = Hand(
+        reserved_bytes=60 * GIB, allocated_bytes=50 * GIB, out_of_memory=False, fragmentation=0.125, mallocs=99,
+        retries=2, segments=7,
+    )  # fmt: skip
+    for name, value in changes.items():
+        setattr(last, name, value)
+    return Hand(last=last, steps=[last] * 3, available_bytes=79 * GIB, rank_class="stage 1", still_growing=True)
+
+
+def binned():
+    return [Bin(0.5, 1.0, 3, 10), Bin(1.0, 2.0, 0, 1), Bin(2.0, 4.0, 1, 0)]
+
+
+def gains():
+    return [Hand(label="kernels 10 % faster", change=0.083, step_time_s=0.92, how="all of them"),
+            Hand(label="no host", change=-0.001, step_time_s=1.001, how="none")]  # fmt: skip

@@ -14,18 +14,36 @@ from types import SimpleNamespace
 
 import figures_by_hand as by_hand
 import pytest
+import results_by_hand
 from rich.console import Console
 
 from forerun.answers.search.standing import Standing
 from forerun.interfaces.report import pareto_plot, search_console
+from forerun.interfaces.report.allocation import print_allocation
 from forerun.interfaces.report.calibration_table import calibration_record, print_calibration
+from forerun.interfaces.report.collective_table import (
+    collectives_record,
+    nccl_record,
+    print_collectives,
+    print_nccl,
+)
 from forerun.interfaces.report.compression import print_compression
+from forerun.interfaces.report.console import print_figures, print_histogram, print_loop, print_missing
 from forerun.interfaces.report.drawing import panels
+from forerun.interfaces.report.experiment_console import print_scaling, print_stragglers
 from forerun.interfaces.report.exploration import exploration_record, print_exploration
 from forerun.interfaces.report.figures import dollars, percent, rate, seconds
 from forerun.interfaces.report.histogram import bar
 from forerun.interfaces.report.job_schedules import gantt, job_rows, print_schedules, schedules_plots, schedules_record
 from forerun.interfaces.report.outer_steps import print_outer_steps
+from forerun.interfaces.report.plots_of_studies import (
+    cumulated_plot,
+    efficiency_plot,
+    sensitivities_plot,
+    spread_plot,
+    throughput_plot,
+)
+from forerun.interfaces.report.post_training import post_training_record, print_post_training
 from forerun.interfaces.report.straggler_costs import costs_record, print_costs, step_rows
 from forerun.interfaces.report.trace_summary import print_trace
 from forerun.interfaces.report.whole_run import duration, print_study, study_record, tokens_words
@@ -45,6 +63,35 @@ PRINTED = {
     "compression": lambda: (print_compression, by_hand.compressed()),
     "compression-without-a-bandwidth": lambda: (print_compression, by_hand.compressed(break_even_bytes_per_s=None)),
     "outer-steps": lambda: (print_outer_steps, by_hand.outer()),
+    "figures": lambda: (print_figures, by_hand.predicted()),
+    "figures-of-images": lambda: (
+        print_figures,
+        by_hand.predicted(sample="image", network=None, fits=False, mfu=None, dollars_per_billion_tokens=None),
+    ),
+    "figures-without-memory": lambda: (print_figures, by_hand.predicted(memory_recorded=False, fit_in_doubt=True)),
+    "missing": lambda: (print_missing, by_hand.predicted()),
+    "missing-nothing": lambda: (print_missing, by_hand.predicted(missing=[])),
+    "loop": lambda: (print_loop, by_hand.looped()),
+    "collectives": lambda: (print_collectives, by_hand.collectives()[0], "all_reduce", by_hand.collectives()[1]),
+    "collectives-both": lambda: (
+        print_collectives,
+        by_hand.collectives(False)[0],
+        "all_reduce",
+        by_hand.collectives()[1],
+        True,
+    ),
+    "collectives-of-groups": lambda: (print_collectives, by_hand.grouped()[0], "all_gather", by_hand.grouped()[1]),
+    "nccl": lambda: (print_nccl, SimpleNamespace(name="h100"), 1024, "all_reduce", by_hand.nccl()),
+    "after-training": lambda: (print_post_training, by_hand.after_training()),
+    "allocator": lambda: (print_allocation, by_hand.allocated()),
+    "allocator-out-of-memory": lambda: (print_allocation, by_hand.allocated(out_of_memory=True)),
+    "histogram": lambda: (print_histogram, by_hand.binned()),
+    "scaling": lambda: (print_scaling, results_by_hand.scaling_study()),
+    "scaling-weak": lambda: (
+        print_scaling,
+        replace(results_by_hand.scaling_study(strong=False), break_down=None, best_by_cost=None),
+    ),
+    "stragglers-of-a-run": lambda: (print_stragglers, results_by_hand.straggler_study()),
     "calibration": lambda: (print_calibration, by_hand.calibrated(), Path("new.yaml")),
     "calibration-not-written": lambda: (print_calibration, by_hand.calibrated(), None),
 }
@@ -58,11 +105,19 @@ RECORDS = {
     "stragglers": lambda: costs_record(by_hand.costs()),
     "stragglers-cost-nothing": lambda: costs_record(by_hand.costs_of_nothing()),
     "steps": lambda: step_rows(by_hand.costs()),
+    "collectives": lambda: collectives_record(by_hand.collectives()[0], "all_reduce", by_hand.collectives()[1]),
+    "nccl": lambda: nccl_record(SimpleNamespace(name="h100"), 1024, "all_reduce", by_hand.nccl()),
+    "after-training": lambda: post_training_record(by_hand.after_training()),
     "calibration": lambda: calibration_record(by_hand.calibrated()),
 }
 PLOTS = {
     "gpus-in-use": lambda: schedules_plots(*by_hand.scheduled())[0],
     "completion-times": lambda: schedules_plots(*by_hand.scheduled())[1],
+    "efficiency": lambda: efficiency_plot(results_by_hand.scaling_study()),
+    "throughput": lambda: throughput_plot(results_by_hand.scaling_study(strong=False)),
+    "sensitivities": lambda: sensitivities_plot(by_hand.gains()),
+    "spread": lambda: spread_plot(replace(results_by_hand.straggler_study(), steps_s=(0.1, 0.11, 0.11, 0.14))),
+    "cumulated": lambda: cumulated_plot(replace(results_by_hand.straggler_study(), steps_s=(0.1, 0.11, 0.11, 0.14))),
     "when-jobs-run": lambda: gantt(by_hand.scheduled()[1][0]),
 }
 FOLDER = Path(__file__).parent / "printed"
