@@ -230,6 +230,23 @@ def test_different_collectives_that_would_meet_are_named(tmp_path):
         to_program([traces[0], traces[1]], {"g": (0, 1)})
 
 
+def test_the_collective_of_the_first_rank_is_the_one_of_the_same_turn(tmp_path):
+    first = [collective(1, "g"), collective(2, "g", data=[1]), collective(3, "g", data=[2])]
+    other = [collective(4, "g"), collective(5, "g", data=[4], comm_type=2), collective(6, "g", data=[5])]
+    traces = open_traces(write_run(tmp_path, first, first, other))
+    with pytest.raises(ForerunError, match=r"rank 2 node 5: all_gather .* different collective, rank 0 node 2"):
+        to_program([traces[0], traces[1], traces[2]], {"g": (0, 1, 2)})
+
+
+def test_a_collective_of_one_rank_meets_nobody(tmp_path):
+    ranks = [send(1, 1), collective(2, "a", data=[1])], [recv(1, 0), collective(2, "b", data=[1])]
+    traces = open_traces(write_run(tmp_path, *ranks))
+    program = to_program([traces[0], traces[1]], {"a": (0,), "b": (1,)})
+    assert len(program.channels) == 1
+    flat = unfold(program)
+    assert (flat.meeting >= 0).tolist() == [True, False, True, False]
+
+
 @pytest.mark.parametrize(
     ("groups", "problem"),
     [

@@ -15,6 +15,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.validation.hardware import HostFacts, read_hardware
 from forerun.evidence.validation.mapping import Inexpressible, Inputs, map_row, to_inputs
+from forerun.evidence.validation.plan_mapping import _usual_chunks
 from forerun.evidence.validation.wording import named_stack
 
 MODEL = ModelSpec(
@@ -240,6 +241,17 @@ def test_pipeline_schedule(tmp_path: Path, change: dict[str, str], expected: tup
 def uneven(tmp_path: Path, layers: int, **change: str) -> Plan:
     row = measurement(tmp_path, **megatron(n_layers=str(layers), **change))
     return map_row(row, {"Small-Llama": replace(MODEL, n_layers=layers)}, HOSTS).plan
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "chunks"),
+    [(16, 4, 2), (12, 4, 3), (20, 4, 5), (10, 4, 3), (18, 4, 5), (9, 4, 2), (4, 4, 2), (3, 2, 2)],
+)
+def test_interleaved_stages_have_the_fewest_chunks_that_split_layers_evenly(
+    layers: int, stages: int, chunks: int
+) -> None:
+    """Or layers with embedding and head counted."""
+    assert _usual_chunks(layers, stages) == chunks
 
 
 def test_layers_over_stages(tmp_path: Path) -> None:
