@@ -3,16 +3,19 @@
 import json
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from dse_files import changed, write
 
 from forerun.astrasim.chakra.trace import NodeKind
+from forerun.astrasim.dse import reasons as reasons_of
 from forerun.astrasim.dse.definition import read_exploration
 from forerun.astrasim.dse.evaluate import figures_of
 from forerun.astrasim.dse.explore import evaluator_of, explore
-from forerun.astrasim.dse.reasons import reasons
+from forerun.astrasim.dse.reasons import Change, reasons
 from forerun.astrasim.dse.space import AXES, Point
+from forerun.astrasim.dse.terms import Communication, Terms
 from forerun.astrasim.dse.workload import Strategy
 from forerun.interfaces.report.exploration import reason_record, reason_words, strategy_words
 
@@ -164,3 +167,19 @@ def test_records_hold_the_figures_and_the_sentence(pair):
         assert record["total"] == list(reason.total)
         assert sum(one["after"] - one["before"] for one in record["changes"]) == record["total"][1] - record["total"][0]
         assert record["text"] == reason_words(reason, pair)
+
+
+def terms(compute_ns, idle_ns, *communication):
+    found = tuple(Communication(axis, kind, calls, size, exposed) for kind, axis, calls, size, exposed in communication)
+    return SimpleNamespace(terms=Terms(0, compute_ns, found, idle_ns, 5, 7))
+
+
+def test_communication_of_one_point_alone_is_compared_with_none():
+    before = terms(100, 10, ("all-gather", "tp", 8, 2048, 60), ("send", "pp", 3, 64, 30))
+    after = terms(100, 25, ("all-gather", "tp", 16, 1024, 90), ("all-to-all", "ep", 2, 32, 40))
+    assert reasons_of._ordered(reasons_of._time_changes(before, after)) == (
+        Change("all-to-all over ep", 0, 40, (0, 2), (0, 32)),
+        Change("all-gather over tp", 60, 90, (8, 16), (2048, 1024)),
+        Change("send over pp", 30, 0, (3, 0), (64, 0)),
+        Change("idle", 10, 25),
+    )
