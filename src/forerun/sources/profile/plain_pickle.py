@@ -37,6 +37,8 @@ def read_plain_pickle(path: str | Path) -> Any:
     """
     try:
         return _read(read_bytes(path, _MOST_BYTES), str(path))
+    except ForerunError:  # is a ValueError, and says more
+        raise
     except (IndexError, KeyError, TypeError, ValueError, struct.error, UnicodeDecodeError, AttributeError) as error:
         raise ForerunError(f"{path}: a damaged pickle ({type(error).__name__})") from None
 
