@@ -254,6 +254,9 @@ def test_the_module_beside_a_file_is_never_run(tmp_path):
     (tmp_path / "mine.py").write_text("ARGS = TransformerModelArgs(dim=")
     with pytest.raises(ForerunError, match="not a Python module"):
         read(tmp_path, text)
+    (tmp_path / "mine.py").write_bytes(b"ARGS = '\xff'")
+    with pytest.raises(ForerunError, match="not UTF-8"):
+        read(tmp_path, text)
 
 
 OWN_MODELS = {

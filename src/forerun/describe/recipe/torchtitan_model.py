@@ -42,8 +42,9 @@ def model_of(fields: Fields, path: Path) -> tuple[ModelSpec | None, str, str]:
 
 def _of_module(path: Path, flavor: str) -> tuple[ModelSpec | None, str, str]:
     """Returns the model of the one call in a module whose name ends in ModelArgs and whose arguments are literals."""
+    text = read_text(path)
     try:
-        tree = ast.parse(read_text(path))
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ForerunError(f"{path}: not a Python module; is it cut short?") from None
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _name(node).endswith("ModelArgs")]
