@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from profile_files import host, kernel, launch, write_profile
 
 from forerun.answers.profile.analyze import analyze
+from forerun.answers.profile.breakdown import by_kernel
 from forerun.answers.profile.critical_path import critical_path
 from forerun.answers.profile.facts import facts_of
 from forerun.answers.profile.intervals import shared_times, union
 from forerun.answers.profile.kernel_types import KernelType, kernel_type, short_name
+from forerun.answers.profile.tables import Table, describe
 from forerun.answers.profile.window import windows
 from forerun.common.errors import ForerunError
 from forerun.sources.profile.communication import communicates
-from forerun.sources.profile.read import read_profile
+from forerun.sources.profile.read import read_profile, read_profiles
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)"
 STEP = [
@@ -193,3 +195,117 @@ def test_unions_and_shared_times_are_those_of_a_grid(intervals):
     combination = grid[0] + 2 * grid[1] + 4 * grid[2]
     found = shared_times(sets)
     assert all(found.get(number, 0.0) == (combination == number).sum() for number in range(1, 8))
+
+
+def synchronised(name, call, stream=7, **args):
+    """A host that waits for a kernel of 150 us by `call`, and then launches another one."""
+    said = {"correlation": 6, "stream": stream, **args}
+    return [
+        host("ProfilerStep#1", 0, 300, "user_annotation"),
+        host("aten::a", 5, 20),
+        launch(10, 5, 1),
+        launch(17, 2, 5, "cudaEventRecord"),
+        host("aten::b", 28, 160),
+        launch(30, 150, 6, call),
+        host("aten::c", 195, 20),
+        launch(200, 5, 2),
+        kernel("long", 20, 150, 1),
+        kernel("beside", 20, 30, 77, 9),
+        {**kernel(name, 170, 1, 6, stream), "cat": "cuda_sync", "args": said},
+        kernel("short", 210, 10, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "stream", "args"),
+    [
+        ("Event Sync", "cudaEventSynchronize", -1, {"wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 5}),
+        ("Stream Sync", "cudaStreamSynchronize", 7, {}),
+        ("Context Sync", "cudaDeviceSynchronize", -1, {}),
+    ],
+)
+def test_a_host_that_waits_for_the_device_is_bound_by_it(name, call, stream, args, tmp_path):
+    """The path goes from the launch of the long kernel over its end to the host, and on to the short kernel."""
+    events = synchronised(name, call, stream, **args)
+    (path,) = analyze([read_profile(write_profile(tmp_path / "a.json", events))]).paths
+    assert path.length_us == 5 + 10 + 150 + 8 + 5 + 10 + 10  # between operators of the host no time counts
+    assert path.bounds()["gpu_compute_bound"] == 160
+    assert path.bounds()["gpu_kernel_launch_overhead"] == 20
+    assert path.bounds()["cpu_bound"] == 18
+    without = [event for event in events if event["cat"] != "cuda_sync"]
+    (other,) = analyze([read_profile(write_profile(tmp_path / "b.json", without))]).paths
+    assert other.length_us == 5 + 10 + 150
+
+
+def test_tables_of_two_ranks(tmp_path):
+    events = [
+        kernel("gemm", 0, 30, 1),
+        kernel("gemm", 40, 60, 2),
+        kernel("norm", 110, 7, 3),
+        kernel(NCCL, 90, 30, 4, stream=9),
+        kernel("Memcpy DtoH (Device -> Pinned)", 200, 10, 5, **{"memory bandwidth (GB/s)": 12.0}),
+        kernel("Memset (Device)", 205, 10, 6, 9, **{"memory bandwidth (GB/s)": 3.0}),
+        kernel("Memcpy DtoH (Device -> Pinned)", 208, 0, 7, 9, **{"memory bandwidth (GB/s)": 5.0}),
+        {**kernel("forward", 0, 100, 8), "cat": "gpu_user_annotation"},
+        {**kernel("forward", 100, 20, 9), "cat": "gpu_user_annotation"},
+    ]
+    second = [{**event, "ts": event["ts"] + 3} for event in events[:3]]
+    files = [write_profile(tmp_path / "a.json", events)]
+    files.append(write_profile(tmp_path / "b.json", second, distributedInfo={"rank": 1, "world_size": 2}))
+    found = analyze(read_profiles(files))
+    # rank 0: communication 90..120, of which 90..100 and 110..117 beside kernels
+    assert found.table("communication").rows == [(0, 30.0, 17.0, 13.0, 56.67)]
+    kernels = {row[:3]: row[3:] for row in found.table("kernels").rows}
+    assert kernels[0, "COMPUTATION", "gemm"] == (2, 90.0, 45.0, 30.0, 60.0, pytest.approx(math.sqrt(2) * 15))
+    assert kernels[1, "COMPUTATION", "norm"] == (1, 7.0, 7.0, 7.0, 7.0, 0.0)
+    assert [row[0] for row in found.table("kernels").rows] == [0] * 6 + [1] * 2
+    assert found.table("gpu_user_annotation").rows == [
+        ("forward", 120.0, 100.0, 20.0, pytest.approx(math.sqrt(2) * 40), 60.0, 0)
+    ]
+    copies = {row[1]: row[2:] for row in found.table("memory_bw_summary").rows}
+    assert copies["Memset"][:2] == (1.0, 3.0)
+    # 12 from 200 on, 17 from 208 to 209, 12 again until 210
+    assert copies["Memcpy DtoH"][:2] == (3.0, pytest.approx((12 + 17 + 12) / 3))
+
+
+def test_of_many_kernels_the_rarest_are_summed_up(tmp_path):
+    events = [kernel(f"kernel {n}", 100 * n, n + 1, n) for n in range(6)]
+    (one,) = windows([read_profile(write_profile(tmp_path / "a.json", events))])
+    rows = {row[0]: row[1:6] for row in by_kernel([one], most=3).rows}
+    assert rows["kernel 5"] == (6.0, 6.0, 6.0, 0.0, 6.0)
+    assert set(rows) >= {"others", "kernel 5", "kernel 4"}
+    assert sum(row[0] for row in rows.values()) == 21.0
+    assert {row[0] for row in by_kernel([one], most=6).rows} == {f"kernel {n}" for n in range(6)}
+
+
+def test_figures_of_a_column():
+    assert describe(np.array([])) == (0.0, *[pytest.approx(math.nan, nan_ok=True)] * 7)
+    assert describe(np.array([4.0])) == (1.0, 4.0, pytest.approx(math.nan, nan_ok=True), 4.0, 4.0, 4.0, 4.0, 4.0)
+    assert describe(np.array([1.0, 2.0, 4.0, 9.0])) == (
+        4.0, 4.0, pytest.approx(math.sqrt(38 / 3)), 1.0, 1.75, 3.0, 5.25, 9.0,
+    )  # fmt: skip
+    table = Table("t", ("a", "b"), [("x", math.nan), ("y", 1.0)])
+    assert table.records() == [{"a": "x", "b": None}, {"a": "y", "b": 1.0}]
+
+
+def test_facts_of_a_file_are_exact(tmp_path):
+    wait = launch(130, 1, 8, "cudaStreamWaitEvent")
+    found = facts_of(read_profile(write_profile(tmp_path / "a.json", [*STEP, wait])))
+    assert (found.events, found.operators, found.calls, found.world_size) == (11, 3, 4, 2)
+    assert found.device_span_s == pytest.approx(140e-6)
+    assert found.mean_step_s == 400e-6
+    assert (found.peak_allocated_bytes, found.peak_reserved_bytes, found.devices) == (None, None, ())
+    assert found.missing == (
+        "no sizes and groups of 1 of 1 collectives",
+        "no synchronisation events (enable_cuda_sync_events): which stream waits for which is not said",
+        "no memory events (profile_memory=True)",
+    )
+    host_alone = facts_of(
+        read_profile(write_profile(tmp_path / "b.json", [launch(0, 5, 1), {**launch(9, 1, 2), "dur": None}]))
+    )
+    assert host_alone.missing[:3] == (
+        "no work of a device: a profile of the host alone, or of a run without a GPU",
+        "no profiler steps (ProfilerStep#N): call the profiler's step() once a step",
+        "no operators of the host",
+    )
+    assert (host_alone.mean_step_s, host_alone.device_span_s, host_alone.device_busy_s) == (None, 0.0, 0.0)
