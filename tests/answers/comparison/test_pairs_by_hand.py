@@ -1,0 +1,199 @@
+"""Pairs of work, verdicts in words, and the host's speed of a correction, of figures that are written by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forerun.answers.comparison.corrections import with_host
+from forerun.answers.comparison.matching import Pair, pairs_of
+from forerun.answers.comparison.ran_step import HOST, Line
+from forerun.answers.comparison.ranks import PartDifference
+from forerun.answers.comparison.verdict import verdict
+from forerun.describe.cluster.types import KernelRates
+
+
+def line(part: str, name: str, time_s: float, shape: tuple[int, ...] = (), **more: Any) -> Line:
+    usual: dict[str, Any] = {"work": "w", "module": "m", "phase": "forward", "ops": (0,), "count": 1}
+    usual |= {"waiting_s": 0.0, "late_s": 0.0, "held_s": 0.0, "flops": 0.0, "moved_bytes": 0.0}
+    return Line(part=part, name=name, time_s=time_s, shape=shape, **{**usual, **more})
+
+
+def names(pairs: tuple[Pair, ...]) -> list[tuple[list[str], list[str]]]:
+    return [([one.name for one in pair.measured], [one.name for one in pair.predicted]) for pair in pairs]
+
+
+def test_figures_of_a_pair() -> None:
+    measured = (line("product", "a", 2.0, (1, 2, 3, 4), count=3, held_s=0.5), line("product", "b", 3.0, count=9))
+    predicted = (line("product", "c", 1.0, (1, 2, 3, 4), count=2, flops=8.0, module="n", phase="backward"),)
+    pair = Pair(measured, predicted)
+    assert (pair.name, pair.kernel, pair.part, pair.shape) == ("c", "b", "product", (1, 2, 3, 4))
+    assert (pair.measured_s, pair.predicted_s, pair.lost_s, pair.alone_s) == (5.0, 1.0, 4.0, (4.5, 1.0))
+    assert pair.counts == (3, 2)
+    assert (pair.modules, pair.phase) == (("n",), "backward")
+    assert (pair.rate(predicted, "flops"), pair.rate(measured, "flops"), pair.rate((), "flops")) == (8.0, None, None)
+    alone = Pair(measured[1:], ())
+    assert (alone.name, alone.modules, alone.phase, alone.counts) == ("b", ("m",), "forward", (9, 0))
+    assert Pair((), predicted).kernel == ""
+    assert Pair((line("p", "a", 1, (1,)),), (line("p", "a", 1, (2,)),)).shape == ()
+
+
+def test_work_is_joined_by_name_then_by_shape_then_by_kind() -> None:
+    measured = [
+        line("product", "gemm", 2.0, (1, 8, 8, 8)),
+        line("product", "other", 1.0, (1, 4, 4, 4)),
+        line("memory", "norm kernel", 3.0, work="norm", phase="backward"),
+        line("memory", "copy kernel", 0.5, work="moving"),
+        line("optimizer", "adam kernel", 1.0),
+        line("all-reduce", "nccl", 5.0, (1, 8, 1000)),
+        line("unknown", "lonely", 9.0),
+    ]
+    predicted = [
+        line("product", "gemm", 1.0, (1, 8, 8, 8)),
+        line("product", "linear", 1.0, (1, 4, 4, 4)),
+        line("memory", "norm", 1.0, work="norm", phase="backward"),
+        line("memory", "norm", 1.0, work="norm", phase="forward"),
+        line("memory", "move", 1.0, work="moving", phase="backward"),
+        line("optimizer", "adamw", 1.0),
+        line("all-reduce", "gradients", 5.5, (1, 8, 1024)),
+        line("all-gather", "parameters", 7.0, (2, 8, 9)),
+    ]
+    assert names(pairs_of(measured, predicted)) == [
+        (["lonely"], []),
+        (["norm kernel"], ["norm"]),
+        (["gemm"], ["gemm"]),
+        (["adam kernel"], ["adamw"]),
+        (["other"], ["linear"]),
+        (["nccl"], ["gradients"]),
+        (["copy kernel"], ["move"]),
+        ([], ["norm"]),
+        ([], ["parameters"]),
+    ]
+
+
+def test_products_without_shapes_are_one_pair() -> None:
+    measured = [line("product", "a", 1.0), line("product", "b", 2.0)]
+    predicted = [line("product", "c", 1.0, (1, 2, 2, 2)), line("product", "d", 1.0, (1, 3, 3, 3))]
+    assert names(pairs_of(measured, predicted)) == [(["a", "b"], ["c", "d"])]
+    shaped = [line("product", "a", 1.0, (1, 9, 9, 9))]
+    assert len(pairs_of(shaped, predicted)) == 3
+
+
+def found(parts: list[PartDifference], pairs: tuple[Pair, ...] = (), measured_s: float = 1.2, **more: Any) -> Any:
+    usual = {
+        "parts": parts, "pairs": pairs, "measured_s": measured_s, "predicted_s": 1.0, "slowdown": measured_s - 1.0,
+        "ranks": [0], "measured": SimpleNamespace(idle_before={}), "graph_breaks": (),
+    }  # fmt: skip
+    program = SimpleNamespace(ops=SimpleNamespace(group=[0]), groups=[SimpleNamespace(nodes=4)], rank_classes=[0])
+    return SimpleNamespace(**{**usual, "simulation": SimpleNamespace(program=program), **more})
+
+
+def part(name: str, measured_s: float, predicted_s: float, busy: tuple[float, float] | None = None) -> PartDifference:
+    return PartDifference(name, name, measured_s, predicted_s, *(busy or (measured_s, predicted_s)))
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "words"),
+    [
+        (1.2, "20.0% slower than predicted"),
+        (0.9, "10.0% faster than predicted"),
+        (1.005, "as fast as predicted, within 0.5%"),
+        (1.0, "as fast as predicted, within 0.1%"),
+    ],
+)
+def test_the_head_of_a_verdict(measured_s: float, words: str) -> None:
+    assert verdict(found([], measured_s=measured_s)) == words
+
+
+def test_parts_of_a_verdict_are_those_that_matter() -> None:
+    parts = [part(f"part {n}", 0.1 + n / 100, 0.1) for n in range(8)]
+    said = verdict(found(parts))
+    assert said.count(";") == 4
+    assert said.startswith("20.0% slower than predicted: +7.0% part 7: 170 ms where 100 ms were expected; +6.0% part 6")
+    few = [part("a", 0.105, 0.1), part("b", 0.1, 0.101), part("c", 0.1, 0.1)]
+    assert verdict(found(few)).endswith(
+        "+0.5% a: 105 ms where 100 ms were expected; -0.1% b: 100 ms where 101 ms were expected"
+    )
+    assert verdict(found(few, measured_s=1.0)) == "as fast as predicted, within 0.1%"
+
+
+def test_kernels_of_a_verdict_have_their_rate_and_the_worst_module() -> None:
+    pairs = (
+        Pair((line("product", "k1", 0.3, (1, 2, 2, 2), flops=6e13, count=5),),
+             (line("product", "gemm", 0.2, (1, 2, 2, 2), flops=6e13, count=4, module="layers.*.mlp"),)),
+        Pair((line("product", "k2", 0.1, (1, 3, 3, 3)),), (line("product", "other", 0.1, (1, 3, 3, 3)),)),
+    )  # fmt: skip
+    said = verdict(found([part("product", 0.4, 0.3)], pairs))
+    assert said.endswith(
+        "+10.0% product, which take 33.3% longer (200 TFLOP/s where 300 were expected), 6 kernels where 5 were"
+        " expected, most in gemm of layers.*.mlp"
+    )
+    assert verdict(found([part("product", 0.4, 0.0)], pairs)).endswith("that the prediction lacks, most of them k1")
+    assert verdict(found([part("product", 0.0, 0.4)], pairs)).endswith("product that the profile lacks")
+
+
+def test_collectives_of_a_verdict_have_their_bandwidth_or_why_they_are_exposed() -> None:
+    def said(measured: Line, predicted: Line, of: PartDifference) -> str:
+        return verdict(found([of], (Pair((measured,), (predicted,)),)))
+
+    slow, usual = (line("all-gather", "n", time_s, (1, 8, 9), moved_bytes=6e9) for time_s in (0.3, 0.2))
+    assert said(slow, usual, part("all-gather", 0.3, 0.2)).endswith(
+        "all-gather at 20.0 GB/s where 30.0 were expected on 4 nodes"
+    )
+    slow, usual = (line("all-gather", "n", time_s, (1, 8, 9)) for time_s in (0.3, 0.2))
+    assert said(slow, usual, part("all-gather", 0.3, 0.2)).endswith("which take 50.0% longer on 4 nodes")
+    late = line("all-gather", "n", 0.2, (1, 8, 9), late_s=0.05)
+    exposed = part("all-gather", 0.15, 0.1, (0.2, 0.2))
+    assert said(late, usual, exposed).endswith(
+        "of which 150 ms are exposed where 100 ms were expected, because the host launches them late"
+    )
+    soon = line("all-gather", "n", 0.2, (1, 8, 9), late_s=0.01)
+    assert said(soon, usual, exposed).endswith("of which 150 ms are exposed where 100 ms were expected")
+
+
+def test_the_host_of_a_verdict_has_its_place_and_its_graph_breaks() -> None:
+    breaks = (
+        SimpleNamespace(idle_s=0.03, module="layers.0.Attention", function="forward", place="a.py:7"),
+        SimpleNamespace(idle_s=0.01, module="", function="step", place="b.py:9"),
+    )
+    idle = SimpleNamespace(idle_before={"mlp": 0.02, "the end of the step": 0.01})
+    said = verdict(found([part(HOST, 0.3, 0.1)], measured=idle, graph_breaks=breaks))
+    assert said.endswith(
+        "host: the GPU runs nothing for 300 ms where 100 ms were expected, most before kernels of mlp, 40 ms of it"
+        " after graph breaks in forward (a.py:7) of Attention and 1 more places"
+    )
+    small = (SimpleNamespace(**{**vars(breaks[0]), "idle_s": 0.019}),)
+    assert verdict(found([part(HOST, 0.3, 0.1)], graph_breaks=small)).endswith("100 ms were expected")
+    last = SimpleNamespace(idle_before={"the end of the step": 0.01})
+    assert verdict(found([part(HOST, 0.3, 0.1)], measured=last)).endswith("most before the end of the step")
+
+
+@pytest.mark.parametrize("host", [0.25, 0.8, 1.5, 30.0])
+def test_a_host_is_found_at_which_the_step_takes_the_measured_time(host: float) -> None:
+    rates = KernelRates(gemm=0.9, network=0.7)
+
+    def step_s(tried: KernelRates) -> float:
+        assert (tried.gemm, tried.network) == (0.9, 0.7)
+        return 1.0 + 0.5 / tried.host
+
+    measured_s = 1.0 + 0.5 / host
+    lost = part(HOST, 0.5 / host, 0.5)
+    at: Any = SimpleNamespace(parts=(lost,), measured_s=measured_s)
+    assert step_s(with_host(step_s, rates, at)) == pytest.approx(measured_s, rel=0.003)
+
+
+def test_a_host_that_is_not_to_blame_keeps_its_speed() -> None:
+    rates = KernelRates()
+
+    def kept(lost_s: float, measured_s: float) -> bool:
+        at: Any = SimpleNamespace(parts=(part(HOST, lost_s, 0.0),), measured_s=measured_s)
+        return with_host(lambda tried: 1.0 + 0.5 / tried.host, rates, at) is rates
+
+    assert kept(0.005, 2.0)  # the host differs by less than 0.3 % of the step
+    assert kept(0.1, 1.3)  # a slower host would make the step longer yet
+    assert kept(-0.1, 1.7)
+    assert kept(0.1, 500.0)  # no host is that slow
+    assert kept(0.1, 1.502)  # it is right already
+    assert not kept(0.1, 1.7)
