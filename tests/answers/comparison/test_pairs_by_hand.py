@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from forerun.answers.comparison import compare, ran_step
 from forerun.answers.comparison.corrections import with_host
 from forerun.answers.comparison.matching import Pair, pairs_of
 from forerun.answers.comparison.ran_step import HOST, Line
@@ -130,6 +132,9 @@ def test_kernels_of_a_verdict_have_their_rate_and_the_worst_module() -> None:
         "+10.0% product, which take 33.3% longer (200 TFLOP/s where 300 were expected), 6 kernels where 5 were"
         " expected, most in gemm of layers.*.mlp"
     )
+    held = (line("product", "k1", 0.4, (1, 2, 2, 2), flops=6e13, held_s=0.1),)
+    pairs_held = (Pair(held, (line("product", "gemm", 0.2, (1, 2, 2, 2), flops=6e13),)),)
+    assert "(200 TFLOP/s where 300 were expected)" in verdict(found([part("product", 0.4, 0.2)], pairs_held))
     assert verdict(found([part("product", 0.4, 0.0)], pairs)).endswith("that the prediction lacks, most of them k1")
     assert verdict(found([part("product", 0.0, 0.4)], pairs)).endswith("product that the profile lacks")
 
@@ -197,3 +202,46 @@ def test_a_host_that_is_not_to_blame_keeps_its_speed() -> None:
     assert kept(0.1, 500.0)  # no host is that slow
     assert kept(0.1, 1.502)  # it is right already
     assert not kept(0.1, 1.7)
+
+
+@pytest.fixture(autouse=True)
+def _origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "Origin", SimpleNamespace(of=lambda program: program))
+
+
+def noted(world: int = 4, gpus: int = 4, classes: int = 2, device: str = "H100", notes: tuple[str, ...] = ()) -> Any:
+    program = SimpleNamespace(world_size=world, rank_classes=[0] * classes)
+    imported: Any = SimpleNamespace(program=program, notes=notes, device=device)
+    simulation: Any = SimpleNamespace(subject=SimpleNamespace(n_gpus=gpus))
+    return compare._notes(imported, simulation, "H100")
+
+
+def test_notes_say_what_a_reader_has_to_know() -> None:
+    assert noted() == ()
+    assert noted(notes=("a", "b", "a")) == ("a", "b")
+    (ranks,) = noted(world=8)
+    assert ranks.startswith("the profile is of 8 ranks and the prediction of 4; ")
+    assert noted(device="A100") == ("the profile is of A100, and the prediction of H100",)
+    assert noted(device="") == ()
+    (alone,) = noted(classes=1)
+    assert alone.startswith("the profile is of one rank, so its collectives include waiting for other ranks")
+    assert noted(world=1, gpus=1, classes=1) == ()
+
+
+def test_moments_without_work_are_those_before_what_runs_next() -> None:
+    # on the device: [2, 5] of module a, [4, 6] of b, a delay, [9, 10] and [11, 12] of a, one of no time; done at 15
+    start, end = np.array([9, 2, 4, 7, 11, 13]), np.array([10, 5, 6, 8, 12, 13])
+    ops = SimpleNamespace(is_delay=np.array([False, False, False, True, False, False]))
+    view: Any = SimpleNamespace(
+        program=SimpleNamespace(ops=ops), op=np.arange(6), start=start, end=end,
+        module=np.array([0, 0, 1, 1, 0, 1]), paths=["a", "b"],
+    )  # fmt: skip
+    found = ran_step._idle_before(view, 15)
+    assert {where: round(time_s * 1e12, 3) for where, time_s in found.items()} == {
+        "a": 2.0 + 3.0 + 1.0,
+        "the end of the step": 3.0,
+    }
+    nothing: Any = SimpleNamespace(
+        program=SimpleNamespace(ops=ops), op=np.array([3]), start=np.array([1]), end=np.array([2])
+    )
+    assert ran_step._idle_before(nothing, 15) == {"": pytest.approx(15e-12)}

@@ -17,8 +17,10 @@ import pytest
 import results_by_hand
 from rich.console import Console
 
+from forerun.answers.comparison.matching import Pair
+from forerun.answers.comparison.ran_step import Line
 from forerun.answers.search.standing import Standing
-from forerun.interfaces.report import pareto_plot, search_console
+from forerun.interfaces.report import comparison, console, pareto_plot, search_console
 from forerun.interfaces.report.allocation import print_allocation
 from forerun.interfaces.report.calibration_table import calibration_record, print_calibration
 from forerun.interfaces.report.collective_table import (
@@ -264,3 +266,44 @@ def test_of_a_long_front_every_so_manieth_point_has_a_number(points):
 
 if __name__ == "__main__":
     write()
+
+
+def test_the_rows_of_a_comparison():
+    def side(kernel, module, time_s, count=2, shape=(1, 2, 3, 4)):
+        what = {"part": "product", "work": "w", "name": kernel, "shape": shape, "module": module, "phase": "forward"}
+        amounts = {"waiting_s": 0, "late_s": 0, "held_s": 0, "flops": 0, "moved_bytes": 0}
+        return (Line(**what, **amounts, ops=(0,), count=count, time_s=time_s),)
+
+    long = "n" * 45
+    rows = [
+        comparison._pair_row(pair)
+        for pair in (
+            Pair(side("k" * 44, "a", 0.2), side("n" * 44, "a", 0.1)),
+            Pair(side("k", "a", 0.1, count=1000), (*side(long, "a", 0.2, 900), *side(long, "b", 0.1, 900))),
+            Pair(side("k", "", 1e-3, shape=(1, 2, 3)), ()),
+            Pair((), side("n", "c", 1e-3)),
+        )
+    ]
+    assert rows == [
+        ("n" * 44, "k" * 44, "a", "1 x 2 x 3 x 4", "2", "200 ms", "100 ms", "+100 ms"),
+        ("n" * 41 + "...", "k", "a +1", "1 x 2 x 3 x 4", "1,000 / 1,800", "100 ms", "300 ms", "-200 ms"),
+        ("(not predicted)", "k", "-", "", "2 / 0", "1.00 ms", "0 s", "+1.00 ms"),
+        ("n", "(not measured)", "c", "1 x 2 x 3 x 4", "0 / 2", "0 s", "1.00 ms", "-1.00 ms"),
+    ]
+    assert comparison._signed(0.0) == "0 s"
+    assert comparison._ends(range(6), 6) == list(range(6))
+    assert comparison._ends(range(7), 6) == [0, 1, 2, 3, 5, 6]
+    assert comparison._ends(range(9), 4) == [0, 1, 2, 8]
+
+
+def test_the_head_of_a_prediction_counts_tokens_or_samples(monkeypatch):
+    monkeypatch.setattr(console, "plan_words", lambda plan: "DP 8")
+    plan = SimpleNamespace(seq_len=2048, global_batch=64, stack="s")
+    usual = {"model": "m", "n_gpus": 8, "cluster": "c", "plan": plan, "sample": None}
+
+    def head(**changes):
+        return printed(console.print_heading, SimpleNamespace(**usual | changes))
+
+    assert head() == ["m on 8 x c", "DP 8, seq 2048, global batch 64, stack s"]
+    assert head(sample="image") == ["m on 8 x c", "DP 8, global batch 64 images, stack s"]
+    assert head(plan=None) == ["m on 8 x c", "a saved program"]
