@@ -74,7 +74,7 @@ def test_compiled_casts_and_a_policy_of_today_keep_no_absolute_values() -> None:
         assert activations_of_a_layer(LLAMA, stack, **fields, **fp8) == activations_of_a_layer(LLAMA, stack, **fields)
 
 
-@pytest.mark.parametrize(("stack", "again"), [("torchtitan-0.2", True), ("torchtitan", False)])
+@pytest.mark.parametrize(("stack", "again"), [("torchtitan-2025-08", True), ("torchtitan", False)])
 def test_attention_on_blackwell_runs_again_under_a_policy_that_does_not_know_cudnn(stack: str, again: bool) -> None:
     saved = activations_of_a_layer(LLAMA, stack, **SELECTIVE) - activations_of_a_layer(
         LLAMA, stack, BLACKWELL, **SELECTIVE

@@ -64,6 +64,10 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
         ({"norms": "fused"}, r"own.yaml: norms: "),
         ({"norm": "quick"}, r"own.yaml: norm: .*'composed', 'fused', 'compiled' or 'aten'"),
         ({"names": [{"framework": "("}]}, r"own.yaml: names.0: .*framework is no regular expression"),
+        (
+            {"attention_becomes": {"sdpa": {"hopper": "quick"}}},
+            r"own.yaml: .*attention_becomes names 'quick', which is no",
+        ),
         ({"search": {"axes": ["tp"]}}, r"own.yaml: search.source: "),
     ],
 )

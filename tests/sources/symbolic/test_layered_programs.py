@@ -263,10 +263,23 @@ def test_plans_that_need_a_transformer_are_refused(fields: dict[str, object], me
         check_plan(SMALL, plan(**fields), CLUSTER)
 
 
-@pytest.mark.parametrize(("device", "kernel"), [("h100-sxm", "sdpa"), ("b200", "cudnn")])
-def test_scaled_dot_product_attention_is_cudnns_on_blackwell(device: str, kernel: str) -> None:
+@pytest.mark.parametrize(
+    ("stack", "device", "kernel"),
+    [
+        *[("pytorch", "h100-sxm", "sdpa"), ("pytorch", "b200", "cudnn"), ("torchtitan-2025-08", "h100-sxm", "sdpa")],
+        *[
+            ("torchtitan-2025-08", "b200", "cudnn"),
+            ("torchtitan", "h100-sxm", "cudnn"),
+            ("torchtitan", "a100", "cudnn"),
+        ],
+        *[("torchtitan", "mi300x", "sdpa"), ("other", "h100-sxm", "sdpa"), ("pytorch-ddp", "h100-sxm", "sdpa")],
+        *[("nemo", "h100-sxm", "cudnn"), ("nemo", "a100", "flash2"), ("nemo-2024", "h100-sxm", "flash2")],
+        *[("nemo-2023", "a100", "flash1"), ("megatron-core", "b200", "cudnn"), ("megatron-core", "mi300x", "te")],
+    ],
+)
+def test_library_and_framework_choose_the_attention_kernel_of_a_device(stack: str, device: str, kernel: str) -> None:
     model = layers_from([{"layer_id": "a", "layer_type": "attention", "input_shape": [64, 128]}], "net.yaml")
-    ops = build(model, plan(stack="torchtitan"), load_cluster(device)).ops
+    ops = build(model, plan(stack=stack), load_cluster(device)).ops
     assert {name for name, kind in zip(ops.kernel, ops.kind, strict=True) if kind == OpKind.ATTENTION} == {kernel}
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import pydantic
 
 from forerun.common.errors import ForerunError
-from forerun.describe.kernels.attention import attention_kernel
+from forerun.describe.kernels.attention import attention_choices, attention_kernel
 
 Style = Literal["composed", "fused", "compiled"]
 """composed: one kernel per tensor operation; fused: hand-written kernels; compiled: TorchInductor's"""
@@ -132,6 +132,9 @@ class Stack:
     microbatches_per_stage: int = 0
     """number of a pipeline's micro batches for each of its ranks; 0: one for each sequence"""
     attention: str = "flash2"
+    attention_becomes: dict[str, dict[str, str]] = field(default_factory=dict, hash=False)
+    """attention kernel -> architecture -> the kernel that this framework runs there in its place, as its version of
+    PyTorch or TransformerEngine decides; elsewhere attention.yaml says"""
     reduce_dtype: GradientDtype = "fp32"
     """dtype of gradient reduction"""
     accumulate_dtype: GradientDtype | Literal["reduce"] = "param"
@@ -302,6 +305,10 @@ class Stack:
         for name in self.fitted:
             if not hasattr(self, name):
                 raise ValueError(f"fitted names {name!r}, which is no rate of a stack")
+        for wanted, runs in self.attention_becomes.items():
+            for name in (wanted, *runs.values()):
+                if name not in attention_choices():
+                    raise ValueError(f"attention_becomes names {name!r}, which is no kernel of attention.yaml")
 
     def across(self, nodes: int) -> Stack:
         """Returns the stack with the settings of its run script for so many nodes."""
@@ -318,7 +325,8 @@ class Stack:
     def attention_kernel(self, wanted: str, architecture: str) -> str:
         """Returns the attention kernel that a device of `architecture` runs for a plan whose attention is `wanted`."""
         kernel = self.attention if wanted == "auto" else wanted
-        return attention_kernel(kernel).becomes.get(architecture, kernel)
+        own = self.attention_becomes.get(kernel, {})
+        return own.get(architecture) or attention_kernel(kernel).becomes.get(architecture, kernel)
 
     @property
     def selective_policy(self) -> SelectivePolicy:
