@@ -62,6 +62,18 @@ def test_a_loss_that_is_not_compiled_holds_more() -> None:
     assert eager - compiled == pytest.approx(8 * LOGITS, rel=0.02)
 
 
+def test_a_loss_that_is_compiled_alone_holds_what_a_compiled_one_does() -> None:
+    """The loss is a graph, and every layer is as it is without a compiler."""
+    fields = {"stack": "torchtitan", "seq_len": 32768, "cuda_graphs": False}
+    eager, alone, whole = (
+        predicted(**fields, **change).memory_by_category_gib
+        for change in ({"compile": False}, {"compile_model": False}, {})
+    )
+    assert alone["logits"] == whole["logits"] == pytest.approx(8 * LOGITS)
+    assert eager["logits"] == pytest.approx(16 * LOGITS)
+    assert alone["activation"] == eager["activation"] > whole["activation"]
+
+
 def test_what_a_traced_program_holds_in_the_pool_of_graphs_is_reserved_and_not_allocated() -> None:
     plan = Plan(seq_len=4096, dp_shard=8, stack="simple-fsdp", compile=True, attention="sdpa")
     cluster = load_cluster("h100-sxm")

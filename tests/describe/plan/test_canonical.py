@@ -60,6 +60,7 @@ CHOICES = {
     "recompute_modules": ((), ("mlp",)),
     "dispatcher": ("auto", "alltoall", "allgather"),
     "compile": (True, False),
+    "compile_model": (True, False),
     "compile_loss": (True, False),
     "graph_breaks": (False, True),
     "attention": ("auto", "flash2", "flash3"),
@@ -160,6 +161,7 @@ MEMORY = {
     "selective_policy": ("op", "mlp"),
     "checkpoint_every": (1, 2),
     "compile": (True, False),
+    "compile_model": (True, False),
     "compile_loss": (True, False),
 }
 
@@ -257,6 +259,10 @@ APART = "dp_shard-tp-cp-dp_replicate-pp"
         ({"checkpoint_every": 2, "activation_checkpointing": "full"}, None),
         ({"compile_loss": False}, {}),
         ({"compile_loss": False, "compile": True}, None),
+        ({"compile_model": False}, {}),
+        ({"compile_model": False, "compile": True}, None),
+        ({"compile_model": False, "compile_loss": False, "compile": True}, {}),
+        ({"compile_model": False, "compile": True, "stack": "torchtitan-2024"}, {}),
         ({"graph_breaks": True}, {}),
         ({"graph_breaks": True, "compile": True}, None),
         ({"attention": "sdpa"}, {}),

@@ -179,7 +179,7 @@ def test_a_plan_that_states_least_is_one_gpu_of_a_plain_run():
     }
     assert numbers == ones
     flags = {one.name for one in fields(Plan) if getattr(plan, one.name) is True}
-    assert flags == {"overlap_grad_reduce", "loss_parallel", "compile_loss", "sequence_parallel"}
+    assert flags == {"overlap_grad_reduce", "loss_parallel", "compile_model", "compile_loss", "sequence_parallel"}
     assert (plan.zero_stage, plan.shard_min_mib, plan.ddp_bucket_mib, plan.activation_offload) == (3, 0, 0, 0)
     assert plan.describe() == "one GPU"
 

@@ -155,6 +155,11 @@ def test_parameters_are_sharded_over_shards_and_context(shard, cp, stage, sharde
     assert (plan.zero_stage, plan.dp_shard, plan.dp_replicate, plan.cp) == (stage, sharded, 2, cp)
 
 
+def test_a_recipe_may_compile_the_loss_alone(tmp_path):
+    plan = plan_of(read(tmp_path, LLAMA.replace('components = ["model"]', 'components = ["loss"]')), 64)
+    assert (plan.compile, plan.compile_model, plan.compile_loss) == (True, False, True)
+
+
 def test_names_of_older_releases(tmp_path):
     plan = plan_of(read(tmp_path, OF_BEFORE))
     assert (plan.micro_batch, plan.n_microbatches) == (1, 8), "a pipeline cuts the local batch into single sequences"
@@ -196,7 +201,7 @@ def test_what_launch_writes_is_read_back(tmp_path):
         held -= {"layers_per_stage", "balance_ends"}  # the modules of each stage say both
         held -= {"fp8_recipe"} if plan.fp8_recipe == "none" else set()
         held -= {"precision"} if plan.precision == "tf32" else set()
-        held -= {"compile_loss"} if not plan.compile else set()
+        held -= {"compile_model", "compile_loss"} if not plan.compile else set()
         held -= {"activation_checkpointing", "checkpoint_every"} if "selective_policy" in made.noted else set()
         assert layers_of_stages(model.n_layers, back) == layers_of_stages(model.n_layers, plan)
         for name in held:

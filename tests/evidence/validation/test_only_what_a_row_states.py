@@ -52,6 +52,7 @@ STATED_BY = {
     "expert_overlap": ("notes",),
     "checkpoint_every": ("activation_checkpointing", "ac_detail"),
     "compile": ("torch_compile",),
+    "compile_model": ("torch_compile",),
     "compile_loss": ("torch_compile",),
     "graph_breaks": ("torch_compile",),
     "cuda_graphs": ("torch_compile",),

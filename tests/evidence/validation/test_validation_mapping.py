@@ -74,7 +74,10 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
         ("torchtitan FSDP2", "torchtitan 2025-10", "", "torchtitan-0.2"),
         ("torchtitan FSDP2", "torch 2.8.0a0+5228986c39", "", "torchtitan-0.1"),
         ("torchtitan FSDP2", "torchtitan Aug 2024", "", "torchtitan-2024"),
-        ("torchtitan SimpleFSDP (aot_eager)", "torchtitan 2025-11", "", "torchtitan-simple-fsdp"),
+        ("torchtitan SimpleFSDP", "torchtitan 2025-11", "", "torchtitan-simple-fsdp"),
+        ("torchtitan SimpleFSDP (aot_eager)", "torchtitan 2025-11", "", "torchtitan-graph"),
+        ("torchtitan SimpleFSDP / compiler toolkit", "torchtitan 2026-02", "", "torchtitan-graph"),
+        ("torchtitan graph_trainer (SimpleFSDP)", "", "", "torchtitan-graph"),
         ("SimpleFSDP (a script)", "", "", "simple-fsdp"),
         ("Megatron-LM", "", "", "megatron-lm"),
         ("Megatron-LM", "TransformerEngine 1.1", "", "megatron-core"),
@@ -533,7 +536,7 @@ def test_a_version_that_is_not_stated_is_taken_as_the_middle_one_and_said(tmp_pa
 @pytest.mark.parametrize(
     ("change", "fields"),
     [
-        ({"torch_compile": "yes (loss only)"}, {"compile": False}),
+        ({"torch_compile": "yes (loss only)"}, {"compile": True, "compile_model": False, "compile_loss": True}),
         ({"notes": "bf16 AdamW state (no fp32 master weights)"}, {"master_dtype": "bf16", "moment_dtype": "bf16"}),
         ({"notes": "fp32 master weights"}, {"master_dtype": "fp32", "moment_dtype": "fp32"}),
         ({"notes": "Chunked cross-entropy loss"}, {"loss_chunks": 8}),

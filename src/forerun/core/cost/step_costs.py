@@ -49,7 +49,7 @@ class Launching:
     @staticmethod
     def of_plan(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> Launching:
         """Returns how the kernels of `model` are launched under a plan that `stack` runs."""
-        compiled = plan.compile and not breaks_graphs(model, plan, stack)
+        compiled = plan.compiles_layers and stack.inductor and not breaks_graphs(model, plan, stack)
         transport = token_dispatcher(plan, stack).transport if plan.expert_overlap else None
         reserved = 0 if transport is None else transport.sms
         return Launching(compiled=compiled, cuda_graphs=plan.cuda_graphs, reserved_sms=reserved)

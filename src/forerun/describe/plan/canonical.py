@@ -207,6 +207,14 @@ NAMINGS = (
     ),
     _usual("checkpoint_every", 1, lambda model, plan: plan.activation_checkpointing == "none"),
     _usual(
+        "compile",
+        False,
+        lambda model, plan: (
+            no(plan.compile_model) & (no(plan.compile_loss) | _in_stack(plan, lambda stack: not stack.compiles_loss))
+        ),
+    ),
+    _usual("compile_model", True, lambda model, plan: no(plan.compile)),
+    _usual(
         "compile_loss",
         True,
         lambda model, plan: no(plan.compile) | _in_stack(plan, lambda stack: not stack.compiles_loss),

@@ -67,6 +67,7 @@ MEANINGS = {
     "recompute_modules": "parts of a layer that selective checkpointing recomputes, such as layernorm,moe_act",
     "checkpoint_every": "checkpoint every n-th layer",
     "compile": "torch.compile: fused memory-bound kernels",
+    "compile_model": "torch.compile covers the layers, not the loss alone",
     "compile_loss": "torch.compile covers the loss too, where the stack can",
     "graph_breaks": "compiled graphs end at module borders; matrix products and collectives run eagerly",
     "cuda_graphs": "launch from CUDA graphs",

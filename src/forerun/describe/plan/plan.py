@@ -154,6 +154,8 @@ class Plan:
     checkpoint_every: int = 1
     """n: every n-th layer is checkpointed"""
     compile: bool = False
+    compile_model: bool = True
+    """torch.compile covers the layers; else the loss alone, as torchtitan's recipes with experts have it"""
     compile_loss: bool = True
     """torch.compile covers the loss too, where the stack can"""
     graph_breaks: bool = False
@@ -218,7 +220,7 @@ class Plan:
             return
         stack = load_stack(self.stack)
         values = {name: getattr(stack, name) for name in open_fields}
-        if "optimizer_impl" in values and stack.whole_graph and self.compile and self.compile_loss:
+        if "optimizer_impl" in values and stack.whole_graph and self.compiles_layers and self.compile_loss:
             values["optimizer_impl"] = "fused"  # the compiled function goes on to the end of the step
         if self.zero_stage == 2 and stack.keeps_gathered_at_zero_2:
             values["zero_stage"] = 3
@@ -226,6 +228,11 @@ class Plan:
                 values["reshard_after_forward"] = "never"
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def compiles_layers(self) -> bool:
+        """Whether torch.compile covers the layers."""
+        return self.compile and self.compile_model
 
     @property
     def world_size(self) -> int:

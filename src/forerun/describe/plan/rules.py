@@ -152,5 +152,5 @@ def breaks_graphs(model: ModelSpec | LayeredModel, plan: Plan, stack: Stack) -> 
     """Returns whether compiled graphs end at module borders: the plan says so, or `stack` compiles attention
     separately."""
     attention = attention_kernel(stack.attention if plan.attention == AUTO else plan.attention)
-    apart = plan.compile and stack.whole_graph and attention.breaks_graphs
+    apart = plan.compiles_layers and stack.whole_graph and attention.breaks_graphs
     return plan.graph_breaks or (apart and isinstance(model, ModelSpec) and model.n_heads > 0)

@@ -189,7 +189,7 @@ def _rest(fields: Fields) -> dict[str, Any]:
     parts = fields.items("compile.components")
     if values["compile"]:
         values["compile_loss"] = not parts or "loss" in parts
-        values["compile"] = not parts or "model" in parts
+        values["compile_model"] = not parts or "model" in parts
     values["optimizer"] = _word(fields, "optimizer", "AdamW")
     values["optimizer_impl"] = _word(fields, "optimizer_impl", "fused")
     values["offload"] = "params" if fields.flag("training.enable_cpu_offload") else "none"

@@ -153,6 +153,8 @@ class Stack:
     """whether torch.compile covers the loss too, not only the layers"""
     whole_graph: bool = False
     """whether torch.compile takes model and loss as one graph where a plan has no graph breaks; else layer by layer"""
+    inductor: bool = True
+    """whether torch.compile writes fused kernels; else the operations of a captured graph run one by one (aot_eager)"""
     softmax: Style = "fused"
     """scale, mask and softmax of unfused attention"""
     moe: Style = "composed"

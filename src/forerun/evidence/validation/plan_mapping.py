@@ -313,7 +313,8 @@ def _kernels(row: Measurement, notes: list[str]) -> Fields:
     compiled, fields = row.torch_compile.lower(), Fields()
     if compiled:
         fields |= {
-            "compile": says(compiled, r"^(yes|aot)") and not says(compiled, wording.LOSS_ALONE),
+            "compile": says(compiled, r"^(yes|aot)"),
+            "compile_model": not says(compiled, wording.LOSS_ALONE),
             "compile_loss": not says(compiled, r"\(model\b"),
             "graph_breaks": compiled.startswith("yes") and says(row.ac_detail, wording.GRAPH_BREAKS),
             "cuda_graphs": says(compiled, r"cuda ?graphs"),

@@ -54,7 +54,7 @@ def plan_words(plan: Plan, *, with_stack: bool = False) -> str:
         parts = f"({'+'.join(plan.recompute_modules)})" if plan.recompute_modules else ""
         words.append(f"AC={plan.activation_checkpointing}{parts}")
     if plan.compile:
-        words.append("compiled")
+        words.append("compiled" if plan.compile_model else "compiled loss")
     if plan.tp > 1 and not plan.sequence_parallel:
         words.append("no SP")
     if plan.offload != "none":

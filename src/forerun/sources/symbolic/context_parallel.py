@@ -63,7 +63,7 @@ def _pieces(section: Section, kv_bytes: int) -> tuple[list[Stage], list[Stage]]:
     whole = Piece(s.seq, s.seq, causal=False)
     far_f, far_b = _piece_op(section, far_piece(plan.cp_load_balance, s.seq) if kernels.model.causal else whole)
     by_pytorch = kernels.stack.cp_merge != "fused"
-    beside = kernels.stack.cp_overlap and not (by_pytorch and plan.compile)
+    beside = kernels.stack.cp_overlap and not (by_pytorch and plan.compiles_layers)
     gradients = kv_bytes // s.act_bytes * 4 if by_pytorch else kv_bytes
     home = (kernels.p2p("cp.hop.gradients", "cp", gradients), Stream.CP)
     last = plan.cp - 1

@@ -95,12 +95,12 @@ class PlanKernels:
     @property
     def in_graphs(self) -> bool:
         """Whether compiled code runs from CUDA graphs, which have a memory pool of their own."""
-        return self.plan.compile and self.plan.cuda_graphs
+        return self.plan.compiles_layers and self.plan.cuda_graphs
 
     @property
     def whole_graph(self) -> bool:
         """Whether the forward pass is one compiled graph, and so is the backward pass."""
-        return self.stack.whole_graph and self.plan.compile and not self.breaks_graphs
+        return self.stack.whole_graph and self.plan.compiles_layers and not self.breaks_graphs
 
     @property
     def caches_casts(self) -> bool:
@@ -110,14 +110,14 @@ class PlanKernels:
     # -- memory-bound --------------------------------------------------------------------------------------
 
     def style(self, wanted: NormStyle) -> NormStyle:
-        """Returns the style in which a pattern runs: the stack's, or `compiled` where the plan compiles."""
-        return "compiled" if self.plan.compile else wanted
+        """Returns the style in which a pattern runs: the stack's, or `compiled` where Inductor writes the kernels."""
+        return "compiled" if self.plan.compiles_layers and self.stack.inductor else wanted
 
     @property
     def loss_style(self) -> NormStyle:
         """The style of the loss, which some stacks leave out of what they compile."""
-        compiled = self.stack.compiles_loss and self.plan.compile_loss
-        return self.style(self.stack.loss) if compiled else self.stack.loss
+        compiled = self.plan.compile and self.plan.compile_loss and self.stack.compiles_loss and self.stack.inductor
+        return "compiled" if compiled else self.stack.loss
 
     def pattern(self, name: str, elements: float, style: NormStyle) -> tuple[list[Stage], list[Stage]]:
         """Returns forward and backward stages of an element-wise pattern over `elements` elements."""

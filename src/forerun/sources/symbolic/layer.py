@@ -110,7 +110,7 @@ def _parallel_halves(section: Section) -> None:
 def settle_activations(kernels: PlanKernels, tape: Tape, checkpointed: bool) -> None:
     """Sets which operations of a finished tape run again in backward and what waits in host memory."""
     tape.early_stop = kernels.stack.recompute_early_stop
-    tape.compiled = kernels.plan.compile
+    tape.compiled = kernels.plan.compiles_layers
     tape.weights_first = kernels.whole_graph
     if checkpointed:
         tape.regions = checkpoint_regions(kernels.plan, tape)

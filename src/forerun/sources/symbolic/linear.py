@@ -163,7 +163,7 @@ class Section:
     def _absolutes(self, name: str, x: str, casts: Casts, weight: int, module: int) -> None:
         """Writes the absolute values that eager casts make of a product's operands, where a policy may keep them."""
         kernels = self.kernels
-        if not (kernels.fp8 and kernels.stack.op_policy_keeps_abs) or kernels.plan.compile:
+        if not (kernels.fp8 and kernels.stack.op_policy_keeps_abs) or kernels.plan.compiles_layers:
             return
         operands = ((".abs", casts.own), (".weight.abs", 0 if kernels.plan.fp8_all_gather else weight))
         made = tuple((name + suffix, int(elements) * kernels.act_bytes) for suffix, elements in operands)
@@ -174,7 +174,7 @@ class Section:
 
         Asynchronous tensor parallelism writes into the product's operand; a compiler reduces whole tensors in place.
         """
-        if self._async_tp or (self.kernels.plan.compile and not self.sp):
+        if self._async_tp or (self.kernels.plan.compiles_layers and not self.sp):
             return []
         return self._layout_copies(name, size_bytes)
 
@@ -230,7 +230,7 @@ class Section:
     def _column_casts(self, n_in: int, n_out: int, first: bool) -> Casts:
         """Returns the casts of one of several products that read one input, which a compiler casts only once."""
         tokens = self.kernels.shapes.tokens
-        read = float(tokens * n_in) if first or not self.kernels.plan.compile else 0.0
+        read = float(tokens * n_in) if first or not self.kernels.plan.compiles_layers else 0.0
         return Casts(read * self.cast_share, read, tokens * n_out, read if self.cast_share < 1 else 0.0)
 
     @property

@@ -33,6 +33,7 @@ def accelerate_fsdp(t: Translation) -> Launch:
     config |= _fp8(t) | (_fsdp(t) if sharded else _replicated(t)) | _mesh(t)
     if t.give("compile"):
         config["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
+        t.implied_if(plan.compile_model, "compile_model", "regions are layers")
         t.implied_if(not plan.compile_loss, "compile_loss", "regions are layers, and the loss is in none")
     _rest(t)
     environment = [*shape_lines(t), f"export MICRO_BATCH={t.give('micro_batch')}"]

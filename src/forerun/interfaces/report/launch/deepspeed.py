@@ -61,6 +61,7 @@ def deepspeed_config(t: Translation) -> dict[str, Any]:
     config["zero_optimization"] = _zero(t)
     config |= _precision(t) | _axes(t) | _optimizer(t) | _checkpointing(t)
     t.implied_if(not plan.compile, "compile", "call engine.compile() after deepspeed.initialize")
+    t.implied_if(plan.compile_model, "compile_model", "engine.compile() compiles the model")
     t.implied_if(plan.compile_loss, "compile_loss", "compile the loss in your script, or not")
     t.implied_if(not plan.cuda_graphs, "cuda_graphs", "DeepSpeed launches each kernel")
     t.implied_if(plan.attention == "auto", "attention", "your model chooses its attention kernel")

@@ -242,6 +242,7 @@ def _offload(t: Translation) -> list[str]:
 def _kernels(t: Translation) -> list[str]:
     plan, lines = t.plan, list[str]()
     t.implied_if(not plan.compile, "compile", "Megatron-LM has fused kernels in place of torch.compile")
+    t.implied_if(plan.compile_model, "compile_model", "Megatron-LM has no torch.compile of layers")
     t.implied_if(plan.compile_loss, "compile_loss", "the loss is a fused kernel")
     if plan.cuda_graphs and t.model.moe:
         t.note("cuda_graphs", "Megatron-LM captures no layers whose experts take as many tokens as are routed to them")

@@ -70,7 +70,7 @@ def _parallelism(t: Translation, settings: Settings) -> None:
     if plan.tp > 1:
         parallelism["enable_sequence_parallel"] = t.give("sequence_parallel")
         t.implied_if(plan.loss_parallel, "loss_parallel", "torchtitan 0.3 always keeps the logits split over tp")
-        if plan.async_tp and not plan.compile:
+        if plan.async_tp and not plan.compiles_layers:
             t.note("async_tp", "torchtitan overlaps tensor-parallel collectives only in compiled layers")
         elif t.give("async_tp"):
             settings["compile"]["enable_async_tensor_parallel"] = True
@@ -161,7 +161,7 @@ def _converters(t: Translation, source: _Source) -> list[Call]:
         t.implied("fp8_recipe", "fp8_all_gather")
         return []
     t.implied_if(not plan.fp8_all_gather, "fp8_all_gather", "torchtitan 0.3 gathers parameters in the mixed precision")
-    arguments: dict[str, Any] = {"model_compile_enabled": plan.compile}
+    arguments: dict[str, Any] = {"model_compile_enabled": plan.compiles_layers}
     if plan.precision == "fp8":
         if plan.fp8_recipe not in ("rowwise", "none"):
             t.refuse("fp8_recipe", "torchtitan 0.3 scales fp8 rowwise; its version 0.2 scales tensorwise too")

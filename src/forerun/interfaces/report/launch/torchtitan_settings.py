@@ -20,7 +20,8 @@ def common_settings(t: Translation, family: Family, head: str) -> Settings:
     settings: Settings = {"training": _training(t), "parallelism": _mesh(t) | _pipeline(t, head)}
     settings["compile"] = t.entries("compile")
     if plan.compile:
-        settings["compile"]["components"] = ["model", "loss"] if t.give("compile_loss") else ["model"]
+        parts = [part for part in ("model", "loss") if t.give(f"compile_{part}")]
+        settings["compile"]["components"] = parts
     if family == "llama3" and plan.ep > 1:
         t.refuse("ep", "the model has no experts")
     _fixed_behaviour(t)

@@ -58,6 +58,8 @@ def _refuse_mixture(t: Translation) -> None:
         t.refuse("dp_replicate", "torchtitan 0.2 replicates only where no other axis is above 1; shard with dp_shard")
     if not sharded and plan.tp * plan.pp > 1 and plan.precision != "fp32" and plan.master_dtype != "bf16":
         t.refuse("precision", "torchtitan 0.2 mixes precisions only with dp_shard or cp above 1, or without tp and pp")
+    if not sharded and plan.precision in ("fp32", "tf32") and plan.master_dtype == "bf16":
+        t.refuse("precision", "torchtitan 0.2 widens bf16 weights for compute only with dp_shard or cp above 1")
 
 
 def _parallelism(t: Translation, settings: Settings) -> None:
@@ -67,7 +69,7 @@ def _parallelism(t: Translation, settings: Settings) -> None:
             bool(plan.sequence_parallel), "sequence_parallel", "torchtitan 0.2 always splits the sequence over tp"
         )
         parallelism["disable_loss_parallel"] = not t.give("loss_parallel")
-        if plan.async_tp and not plan.compile:
+        if plan.async_tp and not plan.compiles_layers:
             t.note("async_tp", "torchtitan overlaps tensor-parallel collectives only in compiled layers")
         else:
             parallelism |= t.entries("async_tp")
@@ -114,7 +116,7 @@ def _quantize(t: Translation, settings: Settings) -> None:
         t.implied_if(not plan.fp8_all_gather, "fp8_all_gather", "torchtitan gathers parameters of mxfp8 in bf16")
         t.scaled_in_blocks()
     elif plan.precision == "fp8":
-        if plan.fp8_recipe in ("delayed", "mx"):
+        if plan.fp8_recipe not in ("tensorwise", "rowwise", "none"):
             t.refuse("fp8_recipe", "torchtitan scales fp8 tensorwise or rowwise")
         settings["model"]["converters"] = ["quantize.linear.float8"]
         if plan.fp8_recipe == "none":

@@ -156,7 +156,7 @@ class Translation:
         if self.model.moe is None:
             implied("etp", "dispatcher", "expert_overlap", "shared_expert_overlap")
         if not plan.compile:
-            implied("compile_loss", "graph_breaks")
+            implied("compile_model", "compile_loss", "graph_breaks")
         if plan.graph_breaks:
             self.note("graph_breaks", "what the script does inside of what it compiles, not a setting")
         else:

@@ -73,7 +73,7 @@ def check_traceable(plan: Plan, note: Note) -> None:
         raise ForerunError(f"plan: precision {plan.precision} can't be traced; known: {', '.join(DTYPES)}, fp8")
     if plan.cuda_graphs:
         note("cuda_graphs: traced without CUDA graphs, which change the host's launch costs and not the kernels")
-    if plan.async_tp and not plan.compile:
+    if plan.async_tp and not plan.compiles_layers:
         note("async_tp: no effect without compile, as only the compiler fuses matrix products with collectives")
     if not plan.overlap_grad_reduce:
         note("overlap_grad_reduce false: traced with overlap, because DDP and FSDP2 always overlap")
@@ -100,10 +100,10 @@ def parallelize(
         experts = expert_parallel(model, meshes, plan)
     if plan.tp > 1:
         tensor_parallel(model, meshes.axis("tp"), plan, tp_plan, note)
-        if plan.async_tp and plan.compile:
+        if plan.async_tp and plan.compiles_layers:
             _fuse_with_products(meshes.axis("tp"))
     checkpoint_layers(layers, plan)
-    if plan.compile:
+    if plan.compiles_layers:
         compile_layers(model, layers)
     host = "cpu" if plan.offload == "params" else "cuda"
     if not is_sharded(plan):

@@ -57,7 +57,7 @@ def checkpoint_layers(layers: Sequence[nn.Module], plan: Plan) -> None:
     """
     if plan.activation_checkpointing == "none":
         return
-    if plan.compile:
+    if plan.compiles_layers:
         # The policy counts matrix products, so graphs have to be called in the order in which they were made.
         import_module("torch._C._dynamo.eval_frame")._set_lru_cache(False)
     seen: dict[int, int] = {}
