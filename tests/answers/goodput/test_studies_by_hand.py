@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, sqrt
+from types import SimpleNamespace
 
 import pytest
 
 from forerun.answers.analysis.setup import Setup
+from forerun.answers.goodput import planned as planned_steps
 from forerun.answers.goodput import study as studies
 from forerun.answers.goodput.formulas import daly_interval_s, first_order_ettr, poisson_efficiency, young_interval_s
 from forerun.answers.goodput.outcome import Outcome, Spent
@@ -212,6 +214,68 @@ def test_fewer_replicas_take_the_rounds_of_the_others(replicas, monkeypatch):
     assert step.replica_factors(replicas) == (*[9.0] * (replicas - 1), 1.0)
     assert asked == [(1, 15), (2, 8)][: replicas - 1]
     assert step.replica_factors(replicas + 1) == ()
+
+
+def planned(outer=None, checkpoint=None, **fields):
+    prediction = SimpleNamespace(step_time_s=2.0, fits=True, loop=SimpleNamespace(checkpoint=checkpoint))
+    plan = Plan(1024, n_microbatches=5, micro_batch=3, **fields)
+    return PlannedStep(Setup(load_model("gpt2-small"), plan, load_cluster("h100-sxm")), prediction, outer)
+
+
+def test_a_step_with_and_without_outer_steps():
+    alone = planned(dp_replicate=2, dp_shard=2)
+    assert (alone.replicas, alone.step_s, alone.fits, alone.tokens) == (2, 2.0, True, 2 * 2 * 15 * 1024)
+    outer = planned(SimpleNamespace(replicas=4, mean_step_s=2.5, fits=False), dp_shard=2)
+    assert (outer.replicas, outer.step_s, outer.fits, outer.tokens) == (4, 2.5, False, 4 * 2 * 15 * 1024)
+    assert outer.replica_factors(4) == (4.0, 2.0, 4 / 3, 1.0)
+    assert outer.replica_factors(3) == ()
+    assert planned(SimpleNamespace(replicas=65)).replica_factors(65) == ()
+    assert len(planned(SimpleNamespace(replicas=64)).replica_factors(64)) == 64
+
+
+def test_a_changed_step_is_that_of_the_changed_setup(monkeypatch):
+    asked = []
+
+    def over(self, changed):
+        asked.append(changed)
+        return 1.25
+
+    monkeypatch.setattr(PlannedStep, "_over", over)
+    step = planned(checkpoint=SimpleNamespace(rank_gib=10.0), tp=2, dp_shard=4)
+    assert (step.slow_factor(1.5, 3.0), step.slow_factor(1.0, 2.0)) == (1.25, 1.25)
+    assert [(kind.n_gpus, kind.slowdown) for kind in asked[0].kinds] == [(2, 1.5)]
+    assert (asked[0].slow_links, asked[1].kinds, asked[1].slow_links) == (3.0, (), 2.0)
+
+    outermost = step.setup.cluster.links[-1].bytes_per_s
+    assert step.drag(10 * 2**30 / outermost / 0.25) == 0.25
+    assert asked[2].cluster.links[-1].bytes_per_s == pytest.approx(0.75 * outermost)
+    step.drag(1e-6)
+    assert asked[3].cluster.links[-1].bytes_per_s == pytest.approx(0.01 * outermost)
+    assert (step.drag(0.0), planned().drag(10.0), len(asked)) == (0.0, 0.0, 4)
+
+
+def test_a_change_never_makes_a_step_shorter(monkeypatch):
+    for step_s, factor in ((1.0, 1.0), (5.0, 2.5)):
+        found = SimpleNamespace(prediction=SimpleNamespace(step_time_s=step_s))
+        monkeypatch.setattr(planned_steps, "simulate_setup", lambda setup, folded, found=found: found)
+        assert planned()._over(None) == factor
+
+
+def test_what_is_not_said_of_a_run_changes_nothing():
+    kind = FailureKind("gpu", 0.001)
+    assert kind == FailureKind("gpu", 0.001, 1, 1.0, "node", 1, 86_400.0, 0.0, 0.0)
+    assert (LEVEL.drag, replace(RUN.recovery, start_s=0.0)) == (0.0, Recovery(1.0, 2.0, 3.0, 4.0, 5.0))
+    assert Spares(1, 2.0).replace_s is None
+    assert [Elastic(4, 1, 0.0).factor(n) for n in (1, 2, 4)] == [4.0, 2.0, 1.0]
+    assert Elastic(3, 1, 0.0, (5.0, 2.0, 1.0)).factor(2) == 2.0
+    unsaid = (RUN.failures, RUN.lemons, RUN.slowdowns, RUN.spares, RUN.elastic, RUN.maintenance, RUN.wall_s, RUN.notes)
+    assert unsaid == ((), None, (), None, None, None, None, ())
+    assert (RUN.searches_interval, RUN.by_the_clock, RUN.dollars_per_gpu_hour, RUN.gpu_power_w) == (
+        False,
+        False,
+        None,
+        None,
+    )
 
 
 def test_closed_forms():

@@ -1,5 +1,5 @@
-"""What single fields of a plan change in the files of each tool is what `printed/launch-TOOL.txt` holds, which people
-have read.
+"""What single fields of a plan change in the files of each tool is what `printed/launch-TOOL.txt` holds, and what the
+model changes is what `printed/launch-models-TOOL.txt` holds, which people have read.
 
 Where it changes on purpose, `python tests/interfaces/report/test_launch_by_field.py` writes the files anew: read the
 difference before you commit it.
@@ -97,11 +97,24 @@ def differences(tool):
         for changes in each:
             yield f"{model.name}, {', '.join(f'{name} {value}' for name, value in changes.items())}"
             now = files(tool, model, changes)
-            come = [line for line in now if line not in base]
-            yield from (f"  + {line.strip()[:LONGEST]}" for line in come)
-            if not now[0].startswith("refused"):
-                keys = {key(line) for line in now}
-                yield from (f"  - {line.strip()[:LONGEST]}" for line in base if key(line) not in keys)
+            yield from changed(base, now)
+
+
+def changed(base, now):
+    """Yields the lines of `now` that come, and those of `base` that go without another in their place."""
+    yield from (f"  + {line.strip()[:LONGEST]}" for line in now if line not in base)
+    if not now[0].startswith("refused"):
+        keys = {key(line) for line in now}
+        yield from (f"  - {line.strip()[:LONGEST]}" for line in base if key(line) not in keys)
+
+
+def models(tool):
+    """Yields all lines for one model, and for others those that change."""
+    whole = files(tool, DENSE, {})
+    yield from (f"  {line[:LONGEST]}" for line in whole)
+    for name in ("llama-3.2-1b", "qwen3-8b", "qwen3-30b-a3b", "deepseek-v3", "mixtral-8x7b"):
+        yield name
+        yield from changed(whole, files(tool, load_model(name), {}))
 
 
 def key(line):
@@ -115,9 +128,16 @@ def test_what_a_field_changes_is_what_was_read(tool):
     assert list(differences(tool)) == expected.splitlines()
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_a_model_changes_is_what_was_read(tool):
+    expected = (FOLDER / f"launch-models-{tool}.txt").read_text(encoding="utf-8")
+    assert list(models(tool)) == expected.splitlines()
+
+
 def write():
-    """Writes what fields change now, so that the difference can be read."""
+    """Writes what fields and models change now, so that the difference can be read."""
     for tool in TOOLS:
+        (FOLDER / f"launch-models-{tool}.txt").write_text("".join(f"{line}\n" for line in models(tool)))
         (FOLDER / f"launch-{tool}.txt").write_text("".join(f"{line}\n" for line in differences(tool)))
 
 

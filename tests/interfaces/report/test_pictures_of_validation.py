@@ -17,6 +17,7 @@ from forerun.common.errors import ForerunError
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
+from forerun.evidence.validation import metrics
 from forerun.evidence.validation.rows import Measurement
 from forerun.evidence.validation.run import RowResult
 from forerun.interfaces.report import pictures_of_validation
@@ -121,6 +122,51 @@ def test_every_row_is_a_point_at_its_measured_and_predicted_value(
         rows = [each for each in results if each.row.peak_mem_kind in kinds]
         measured = [each.row.step_time_s if name == "step_time" else each.row.peak_mem_gib for each in rows]
         assert drawn == {(value, predicted(each)) for value, each in zip(measured, rows, strict=True)}
+
+
+def test_a_picture_names_its_axes_and_its_parts(made: Prediction, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = []
+    monkeypatch.setattr(pictures_of_validation, "png", lambda figure: figures.append(figure) or b"")
+    names = list(validation_pictures(many(made, 24)))
+    said = {
+        name: [(axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel()) for axes in figure.axes]
+        for name, figure in zip(names, figures, strict=True)
+    }
+    error = "predicted / measured step time - 1, %; beyond 60 at the edge"
+    assert said == {
+        "step_time": [
+            ("tier A: all inputs stated", "measured step time, s", "predicted step time, s"),
+            ("tier B: some inputs assumed", "measured step time, s", ""),
+        ],
+        "residuals_by_device": [("Errors by device (rows of tiers A + B)", error, "")],
+        "residuals_by_class": [("Errors by parallelism (rows of tiers A + B)", error, "")],
+        "residuals_by_gpus": [("Errors by number of GPUs (rows of tiers A + B)", error, "")],
+        "memory": [("allocated peak memory", "measured, GiB", "predicted, GiB"),
+                   ("reserved peak memory", "measured, GiB", "")],
+    }  # fmt: skip
+
+
+class Drawn:
+    """Axes that keep what is drawn."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[list[float], list[float]]] = []
+
+    def plot(self, x: Sequence[float], y: Sequence[float], *_: object, **__: object) -> None:
+        self.lines.append(([round(each, 6) for each in x], [round(each, 6) for each in y]))
+
+
+def test_errors_are_a_strip_and_a_box() -> None:
+    strip, box, none = Drawn(), Drawn(), Drawn()
+    pictures_of_validation._strip(strip, 2.0, [0.7, -0.1, -0.9, 0.2, 0.3, 0.4, 0.5, 0.6], "c", "f")
+    x, y = strip.lines[0]
+    assert x == [-60.0, -10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 60.0]
+    assert y[:7] == [1.85, 2.0, 2.15, 1.95, 2.1, 1.9, 2.05]
+    assert y[7] == y[0]
+    pictures_of_validation._box(box, 1.0, [each / 10 - 0.4 for each in range(11)])
+    assert box.lines == [([-30.0, 50.0], [1, 1]), ([-15.0, 35.0], [1, 1]), ([10.0], [1])]
+    pictures_of_validation._box(none, 1.0, [0.1] * (metrics.MIN_GROUP - 1))
+    assert none.lines == []
 
 
 def test_rows_without_a_prediction_are_no_points(made: Prediction) -> None:
