@@ -9,9 +9,12 @@ from types import SimpleNamespace as Hand
 import numpy as np
 
 from forerun.answers.analysis.compression import CompressionEffect
+from forerun.answers.analysis.reading import TIGHT
+from forerun.answers.diff.changes import StepDiff, TensorChange, Work, WorkChange
 from forerun.answers.goodput.outcome import Spent
 from forerun.answers.jobs.job import Job, Scheduled
 from forerun.answers.jobs.outcome import PolicyOutcome
+from forerun.answers.search.front import Front
 from forerun.astrasim.astra.collective_sweep import Point, Setting
 from forerun.astrasim.astra.hot_links import HotLink
 from forerun.astrasim.astra.statistics import RankStatistics
@@ -28,6 +31,7 @@ from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import Direction
 from forerun.core.program.types import N_CATEGORIES, Category, Collective, Program, RankClass, Stream
+from forerun.describe.plan.plan import Plan
 from forerun.evidence.measure.calibrate import Change, ErrorRow
 from forerun.interfaces.report.histogram import Bin
 
@@ -291,3 +295,61 @@ def binned():
 def gains():
     return [Hand(label="kernels 10 % faster", change=0.083, step_time_s=0.92, how="all of them"),
             Hand(label="no host", change=-0.001, step_time_s=1.001, how="none")]  # fmt: skip
+
+
+def planned(step_s, gib, **fields):
+    """A prediction of a plan, as rows of a search need it."""
+    plan = Plan(2048, **fields)
+    many = {"step_time_s": step_s, "peak_reserved_gib": gib, "warnings": (), "exposed_comm_s": step_s / 8}
+    many |= {"samples_per_s_per_gpu": None}
+    return predicted(own_plan=lambda: plan, hbm_gib=80.0, tokens_per_s=8 * 9000.0, **many)
+
+
+def searched(**changes):
+    """A search of which three plans fit, the first two on the front, with one choice that is worth something."""
+    fast, second = planned(0.5, 70.0, dp_shard=8, compile=True), planned(0.75, 30.0, tp=8, stack="megatron-core")
+    third = planned(1.5, 75.0, pp=8, n_microbatches=8)
+    third.warnings = (TIGHT, "slow link")
+    choice = Hand(field="compile", value="off", best=planned(0.6, 71.0, dp_shard=8), instead=fast, caution="")
+    counts = {
+        "considered": 12_345, "impossible": 10_000, "same": 40, "renamed": 5, "ok": 3, "out_of_memory": 297,
+        "skipped": 2000,
+    }  # fmt: skip
+    usual = {
+        "model": "gpt", "n_gpus": 8, "cluster": "h100", "seq_len": 2048, "global_batch": 64, "objective": "time",
+        "ranked": [fast, second, third], "top": lambda n: [fast, second, third][:n], "best": fast,
+        "stacks": ("torchtitan", "megatron-core"), "choices": [choice], "counts": counts, "memory_limit_gib": 72.5,
+        "too_large": [Hand(plan=Plan(2048, dp_shard=4, micro_batch=2), reason="81.0 GiB of 72.5 GiB")],
+        "out_of_memory": {"activations": 290, "parameters": 7}, "impossible": {"heads": 9000, "batch": 1000},
+        "bounds_of_skipped": [2.0, 3.0], "proof": "proven best of all", "front": Front((fast, second), 0.6, 1234),
+    }  # fmt: skip
+    return Hand(**{**usual, **changes})
+
+
+def swept_with_memory():
+    """A range of searches whose front has memory too."""
+    found = swept()
+    first, second = planned(0.5, 70.0, dp_shard=8), planned(0.25, 60.0, tp=8, stack="megatron-core")
+    for point, best in zip(found.points, (first, second), strict=False):
+        point.best = best
+    found.front = [(found.points[0], first), (found.points[1], second)]
+    return Hand(model="gpt", cluster="h100", seq_len=2048, with_memory=True, **vars(found))
+
+
+def differing(same=False):
+    """Two steps, the second slower, with work that came, went, grew and shrank."""
+    before, after = predicted(), predicted(step_time_s=2.5, peak_reserved_gib=80.0, fits=False, mfu=None)
+    changes = [
+        ("kernel", "gemm", "layers.*.mlp", "backward", Work(10, 1.0), Work(10, 1.5)),
+        ("collective", "all_gather", "", "forward", Work(), Work(2000, 0.3)),
+        ("copy", "to host", "head", "forward", Work(4, 2e-3), Work(3, 1e-3)),
+        ("kernel", "norm", "layers.*.norm", "forward", Work(5, 0.2), Work()),
+    ]
+    tensors = (
+        TensorChange("activation", "gemm", "layers.*.mlp", 10, 20, 2**30, 3 * 2**30),
+        TensorChange("other", "norm", "", 3, 0, 2**20, 0),
+        TensorChange("gradient", "gemm", "head", 1, 1, 2**29, 2**28),
+    )
+    causes = {"exposed_comm": (0.0, 0.3), "gemm_backward": (1.0, 1.5), "host": (0.3, 0.3 + 1e-7), "norm": (0.2, 0.0)}
+    work = tuple(WorkChange(*each) for each in changes)
+    return StepDiff(before, after, causes, () if same else work, () if same else tensors)

@@ -46,6 +46,7 @@ from forerun.interfaces.report.plots_of_studies import (
     throughput_plot,
 )
 from forerun.interfaces.report.post_training import post_training_record, print_post_training
+from forerun.interfaces.report.step_diff import diff_record, print_diff
 from forerun.interfaces.report.straggler_costs import costs_record, print_costs, step_rows
 from forerun.interfaces.report.trace_summary import print_trace
 from forerun.interfaces.report.whole_run import duration, print_study, study_record, tokens_words
@@ -94,11 +95,36 @@ PRINTED = {
         replace(results_by_hand.scaling_study(strong=False), break_down=None, best_by_cost=None),
     ),
     "stragglers-of-a-run": lambda: (print_stragglers, results_by_hand.straggler_study()),
+    "search": lambda: (search_console.print_search, by_hand.searched(), 2, 6e9, "forerun predict"),
+    "search-by-memory": lambda: (
+        search_console.print_search,
+        by_hand.searched(objective="memory", front=None, choices=[], stacks=("torchtitan",), too_large=[]),
+        3,
+        6e9,
+        "forerun predict",
+    ),
+    "search-in-vain": lambda: (
+        search_console.print_search,
+        by_hand.searched(ranked=[], best=None),
+        2,
+        6e9,
+        "forerun predict",
+    ),
+    "range": lambda: (search_console.print_sweep, by_hand.swept_with_memory(), 6e9, "forerun predict"),
+    "range-in-vain": lambda: (
+        search_console.print_sweep,
+        SimpleNamespace(**{**vars(by_hand.swept_with_memory()), "best": None, "front": [], "with_memory": False}),
+        6e9,
+        "forerun predict",
+    ),
+    "difference": lambda: (print_diff, by_hand.differing(), 3),
+    "difference-of-nothing": lambda: (print_diff, by_hand.differing(same=True), 3),
     "calibration": lambda: (print_calibration, by_hand.calibrated(), Path("new.yaml")),
     "calibration-not-written": lambda: (print_calibration, by_hand.calibrated(), None),
 }
 
 RECORDS = {
+    "difference": lambda: diff_record(by_hand.differing()),
     "exploration": lambda: exploration_record(by_hand.explored(), 3),
     "schedules": lambda: schedules_record(*by_hand.scheduled()),
     "jobs": lambda: job_rows(by_hand.scheduled()[1]),
