@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.answers.goodput.arrivals import Failure
 from forerun.answers.goodput.formulas import (
     daly_interval_s,
     first_order_ettr,
@@ -192,6 +193,22 @@ def test_a_weibull_lifetime_has_the_stated_mean():
 def test_maintenance_stops_at_its_times():
     run = replace(MONTH, maintenance=Maintenance(7 * DAY_S, 6 * HOUR_S))
     assert walk(run).spent_s[Spent.MAINTENANCE] == pytest.approx(4 * (6 * HOUR_S + 60.0))
+
+
+def test_after_maintenance_all_replicas_train(monkeypatch):
+    kind = FailureKind("node", 1e-12, repair_s=10 * DAY_S)
+    monkeypatch.setattr(
+        "forerun.answers.goodput.walk.failures", lambda *_: iter([Failure(1_000.0, 1_000.0, kind, 0.5)])
+    )
+    run = replace(
+        MONTH, phases=(Phase(2_000, 10.0, 1.0),), save_every_s=inf, levels=(replace(EVERY_HOUR, blocking_s=0.0),),
+        failures=(kind,), spares=Spares(0, 0.0), elastic=Elastic(4, 1, 60.0), maintenance=Maintenance(5_000.0, 100.0),
+    )  # fmt: skip
+    found = walk(run)
+    # 100 steps, 60 s to shrink, 295.5 steps with 3 of 4 replicas, 1,605 steps with all; 4 stops of 100 s
+    assert found.spent_s[Spent.FEWER] == pytest.approx(295.5 * 10 / 3)
+    assert found.spent_s[Spent.MAINTENANCE] == pytest.approx(400.0)
+    assert found.wall_s == pytest.approx(5_100 + 16_050 + 300)
 
 
 def test_slow_periods_lengthen_steps():
