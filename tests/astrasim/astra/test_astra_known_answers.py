@@ -151,6 +151,23 @@ def test_memory_that_is_freed_counts_no_more():
     assert replay([trace(nodes)] * 2, {}, machine()).statistics[0].peak_memory_bytes == 10
 
 
+def test_memory_that_nothing_reads_lives_for_ever():
+    nodes = [comp(1000, 1000, tuple(range(k)), outputs=[("abcd"[k], 5 + k)]) for k in range(4)]
+    assert replay([trace(nodes)] * 2, {}, machine()).statistics[0].peak_memory_bytes == 5 + 6 + 7 + 8
+    one = trace([*nodes, comp(1000, 1000, (3,), inputs=[("w", 100)])])
+    assert replay([one] * 2, {}, machine()).statistics[0].peak_memory_bytes == 100 + 5 + 6 + 7 + 8
+
+
+@pytest.mark.parametrize(("peer", "right"), [(-1, False), (0, False), (1, True), (2, False)])
+def test_a_message_goes_to_another_rank(peer, right):
+    traces = [trace([send(peer, 100)]), trace([recv(0, 100)])]
+    if right:
+        assert replay(traces, {}, machine()).statistics[0].wall_cycles_finished > 0
+    else:
+        with pytest.raises(ForerunError, match="its peer must be another rank, 0 to 1"):
+            replay(traces, {}, machine())
+
+
 def test_streams_count_kernels_and_those_that_take_no_time():
     first = [comp(0, 0), comp(5000, 1000), comp(0, 0, duration_us=2), comp(0, 0, is_cpu=True, duration_us=1)]
     second = [comp(0, 0), comp(0, 0), send(0, 100)]
