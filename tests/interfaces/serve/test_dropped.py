@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 from forerun.common.errors import ForerunError
 from forerun.core.program.storage import save
 from forerun.interfaces.report.figures import seconds
+from forerun.interfaces.serve import sealed as sealing
 from forerun.interfaces.serve.sealed import sealed
 
 SHARED = Path(__file__).parents[4] / "shared"
@@ -210,6 +211,25 @@ def test_a_sealed_thread_opens_its_folder_and_the_installed_code_only(tmp_path: 
             with pytest.raises(ForerunError, match="names another file"):
                 path.read_text()
     assert other.read_text() == "other"
+
+
+def test_a_sealed_thread_opens_compiled_code_wherever_numba_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, usual, other = (tmp_path / name for name in ("named", "usual/numba", "usual/other"))
+    for folder in (named, usual, other):
+        folder.mkdir(parents=True)
+        (folder / "code.nbi").write_text("code")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "usual"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(named))
+    sealing._installed.cache_clear()
+    try:
+        with sealed(tmp_path / "inside"):
+            assert [(folder / "code.nbi").read_text() for folder in (named, usual)] == ["code", "code"]
+            with pytest.raises(ForerunError, match="names another file"):
+                (other / "code.nbi").read_text()
+    finally:
+        sealing._installed.cache_clear()
 
 
 @pytest.mark.parametrize(("kind", "name"), [("experiment", "/etc/passwd"), ("run", "./run.yaml"), ("other", "x")])

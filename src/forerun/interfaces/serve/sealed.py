@@ -44,8 +44,11 @@ def _install() -> None:
 
 @cache
 def _installed() -> tuple[str, ...]:
-    """Returns the folders of Python, its libraries and this package."""
+    """Returns the folders of Python, its libraries and this package, and those where numba keeps compiled code."""
     places = {*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, str(Path(__file__).parents[2])}
+    caches = (os.environ.get("XDG_CACHE_HOME") or "~/.cache", "~/Library/Caches")
+    places |= {os.path.expanduser(f"{cache}/numba") for cache in caches}
+    places |= {folder for folder in (os.environ.get("NUMBA_CACHE_DIR"),) if folder}
     return tuple(f"{os.path.realpath(place)}{os.sep}" for place in places)
 
 
