@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from forerun.answers.profile import cp_graph
+from forerun.answers.profile import cp_graph, critical_path
 from forerun.answers.profile.cp_graph import DeviceWork, Edges, EdgeType, GpuEvent, longest_path, without_doubles
+from forerun.answers.profile.window import NONE
 
 OPERATOR, DEPENDENCY, LAUNCH, DELAY, SYNC = EdgeType
 KERNEL, STREAM_WAIT, EVENT_SYNC, STREAM_SYNC, CONTEXT_SYNC = GpuEvent
@@ -187,3 +189,38 @@ def test_of_doubles_the_first_place_and_the_last_values_stay() -> None:
         (1, 2, 3.0, 2), (3, 4, 2.0, 1), (2, 1, 4.0, 3),
     ]  # fmt: skip
     assert len(without_doubles(Edges.empty(0)).source) == 0
+
+
+def window(**columns: list[Any]) -> Any:
+    """Events of a window, as the graph reads them."""
+    arrays = {name: np.array(values) for name, values in columns.items()}
+
+    class Window(SimpleNamespace):
+        def named(self, names: frozenset[str]) -> Any:
+            return np.isin(self.names, list(names))
+
+    return Window(**arrays)
+
+
+def test_the_part_is_the_hosts_events_within_it_and_what_they_launch() -> None:
+    # of the host: at the start, before it, at the end, after it, without time; of the device: launched by the first,
+    # by one outside, by none; a stream that waits
+    events = window(
+        index=[3, 1, 2, 0, 8, 7, 6, 5, 4],
+        ts_us=[10.0, 9.0, 20.0, 21.0, 15.0, 90.0, 12.0, 13.0, 0.0],
+        dur_us=[1.0, 5.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 0.0],
+        stream=[NONE, NONE, NONE, NONE, NONE, 7, 7, 7, 7],
+        linked=[7, 6, 0, NONE, NONE, 3, 1, NONE, NONE],
+        names=["a"] * 8 + ["Stream Wait Event"],
+    )
+    assert critical_path._clipped(events, 10.0, 20.0).tolist() == [2, 0, 8, 5]
+
+
+def test_threads_of_the_host_are_told_apart_by_process_and_thread() -> None:
+    events = window(row=[0, 1, 2, 3, 4, 5, 6], stream=[-1, -1, -1, -1, 7, -1, -1])
+    events.profile = SimpleNamespace(
+        rows=SimpleNamespace(pid=np.array([1, 1, 2, 1, 1, 1, 2]), tid=np.array([5, 6, 6, 5, 9, 9, 6]))
+    )
+    threads = critical_path._host_threads(events, np.arange(7))
+    assert [thread.tolist() for thread in threads] == [[0, 3], [1], [2, 6]]
+    assert critical_path._host_threads(events, np.arange(0)) == []
