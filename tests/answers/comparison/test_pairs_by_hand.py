@@ -11,9 +11,10 @@ import pytest
 from forerun.answers.comparison import compare, ran_step
 from forerun.answers.comparison.corrections import with_host
 from forerun.answers.comparison.matching import Pair, pairs_of
-from forerun.answers.comparison.ran_step import HOST, Line
+from forerun.answers.comparison.ran_step import COPIES, HELD, HOST, LAST_PARTS, PARTS, WAITING, Line
 from forerun.answers.comparison.ranks import PartDifference
 from forerun.answers.comparison.verdict import verdict
+from forerun.core.program.kinds import Attention, Gemm
 from forerun.describe.cluster.types import KernelRates
 
 
@@ -245,3 +246,59 @@ def test_moments_without_work_are_those_before_what_runs_next() -> None:
         program=SimpleNamespace(ops=ops), op=np.array([3]), start=np.array([1]), end=np.array([2])
     )
     assert ran_step._idle_before(nothing, 15) == {"": pytest.approx(15e-12)}
+
+
+def test_parts_of_a_step_add_up_to_it() -> None:
+    reduces = "all-reduces over 2 ranks"
+    # (part, start, end, when it could have started, held)
+    rows: list[tuple[str, int, int, int, float]] = [
+        ("product", 0, 10, 0, 3.0), ("memory", 8, 14, 8, 1.0), (reduces, 12, 22, 12, 0.0),
+        ("attention", 20, 25, 20, 0.0), (COPIES, 24, 30, 24, 0.0), (WAITING, 29, 33, 29, 0.0),
+        ("optimizer", 36, 40, 34, 0.0), (HOST, 0, 48, 0, 0.0),
+    ]  # fmt: skip
+    names = [*PARTS, reduces, *LAST_PARTS]
+    columns = zip(*((names.index(name), *more) for name, *more in rows), strict=True)
+    part, start, end, ready, held = map(np.array, columns)
+    ops = SimpleNamespace(is_delay=np.array([name == HOST for name, *_ in rows]))
+    view: Any = SimpleNamespace(
+        part_names=names, program=SimpleNamespace(ops=ops), op=np.arange(len(rows)), part=part, start=start, end=end,
+        ready=ready, held=held,
+    )  # fmt: skip
+    assert ran_step._parts_ps(view, 40, 50) == {
+        "product": 10 - 3, "attention": 5, "optimizer": 4, "memory": 4 - 1, reduces: 20 - 14, COPIES: 30 - 25,
+        WAITING: (33 - 30) + (36 - 34) + (50 - 40), HOST: 34 - 33, HELD: 3 + 1,
+    }  # fmt: skip
+    view.held = 5 * held
+    assert ran_step._parts_ps(view, 40, 50)["memory"] == 0
+    assert ran_step._parts_ps(view, 40, 50)[HELD] == 10 + 4
+
+
+@pytest.mark.parametrize(
+    ("path", "starred"),
+    [
+        ("layers.3.mlp", "layers.*.mlp"),
+        ("3.mlp.12", "*.mlp.*"),
+        ("conv2.layer_4.norm", "conv2.layer_*.norm"),
+        ("block_12", "block_*"),
+        ("w2.w3a", "w2.w3a"),
+        ("a_1b", "a_1b"),
+    ],
+)
+def test_numbers_of_layers_are_stars(path: str, starred: str) -> None:
+    assert ran_step._NUMBER.sub(ran_step._star, path) == starred
+
+
+def test_shapes_by_which_work_is_joined() -> None:
+    details = [
+        Gemm(n=30, m=50, k=20, batch=2),
+        Attention(batch=1, heads=2, kv_heads=2, seq_q=3, seq_kv=4, head_dim=5, causal=1, backward=0, v_head_dim=5),
+        None,
+        None,
+    ]
+    ops = SimpleNamespace(
+        is_gemm=np.array([True, False, False, False]), is_attention=np.array([False, True, False, False]),
+        is_communication=np.array([False, False, True, False]), details_of=lambda row: details[row],
+        collective=np.array([0, 0, 3, 0]), group=np.array([-1, -1, 1, -1]), bytes_comm=np.array([0, 0, 99.6, 0]),
+    )  # fmt: skip
+    program: Any = SimpleNamespace(ops=ops, groups=[SimpleNamespace(size=2), SimpleNamespace(size=8)])
+    assert [ran_step.shape_of(program, row) for row in range(4)] == [(2, 30, 50, 20), (1, 2, 3, 4, 5), (3, 8, 100), ()]

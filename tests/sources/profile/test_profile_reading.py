@@ -170,6 +170,37 @@ def test_a_broken_file_is_one_clear_error(tmp_path, kind):
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "events",
+    [
+        "^5",
+        "{^5: 1}",
+        '{"ts" ^1}',
+        '{"ts": ^tru}',
+        '{"a": 1 ^"b": 2}',
+        '{"a": 1, ^2}',
+        '{"a": {"b": 1}, "c": ^}',
+        '{"args": {^5}}',
+        '{"args": {"b": 1 ^"c": 2}}',
+        '{"args": {"b" ^"c"}}',
+        '{"a": 1} ^{"b": 2}',
+        '{"a": 1}, ^]',
+        '{"a": 1}, ^7]',
+        '{"ts": ^"x", "dur": 1}',
+        '{"ts": 1, "dur": ^-3}',
+        '{"ts": 1, "name": ^[1]}',
+        '{"ts": 1, "cat": ^{"a": 1}}',
+    ],
+)
+@pytest.mark.parametrize("before", ["", "  ", '{"ph": "M", "name": "process_name", "args": {"name": "x"}},'])
+def test_an_error_names_the_byte_where_it_is(tmp_path, events, before):
+    text = f'{{"traceEvents": [{before}{events}]}}'
+    path = tmp_path / "a.json"
+    path.write_text(text.replace("^", ""))
+    with pytest.raises(ForerunError, match=f"byte {text.index('^')}: "):
+        read_profile(path)
+
+
 def test_a_file_that_unpacks_without_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(read, "_ALWAYS_UNPACKED", 1 << 20)
     path = tmp_path / "a.json.gz"
