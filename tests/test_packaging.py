@@ -1,6 +1,8 @@
 """The version stands in one place, and recipes say what pyproject.toml says."""
 
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import yaml
 
 import forerun
+from forerun.interfaces.cli.main import COMMANDS
 
 try:
     import tomllib
@@ -52,6 +55,16 @@ def test_the_conda_recipe_takes_all_from_pyproject(project):
     assert recipe["package"]["version"] == project["project"]["version"]
     assert recipe["requirements"]["run"][1:] == [each.lower() for each in project["project"]["dependencies"]]
     assert recipe["build"]["entry_points"] == [f"forerun = {project['project']['scripts']['forerun']}"]
+
+
+def test_a_wheel_installs_the_man_pages_of_all_commands(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "install_data", "--install-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    pages = {path.name: path.read_text() for path in (tmp_path / "share" / "man" / "man1").iterdir()}
+    assert {"forerun.1", "forerun-plan.1", "forerun-profile-compare.1"} <= set(pages)
+    assert {f"forerun-{name}.1" for name in COMMANDS} <= set(pages)
+    assert f'"forerun {forerun.__version__}"' in pages["forerun.1"]
 
 
 @pytest.mark.parametrize(

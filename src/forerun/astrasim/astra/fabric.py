@@ -20,14 +20,15 @@ def has_closed_form(network: Network) -> bool:
     return all(dim.topology == "Ring" or dim.topology in _CONSTANT_HOPS for dim in network.dims)
 
 
-def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ()) -> Fabric:
-    """Returns the fabric of `network`, congestion-aware or not. If given, `mirrored_ranks` stand for all ranks.
+def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = (), block: int = 0) -> Fabric:
+    """Returns the fabric of `network`, congestion-aware or not. If given, `mirrored_ranks` stand for all ranks, or the
+    first `block` ranks do.
 
     Raises ForerunError if the network is too large for a table of its routes.
     """
     nothing = np.zeros(0, np.float64)
     mirrored = len(mirrored_ranks) > 0
-    rank = np.array(mirrored_ranks if mirrored else range(network.n_npus), np.int64)
+    rank = np.array(mirrored_ranks if mirrored else range(block or network.n_npus), np.int64)
     if aware:
         topology = network.topology()
         links = topology.links()
@@ -35,9 +36,10 @@ def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ())
             network.n_npus,
             rank,
             mirrored,
+            block,
             np.zeros(0, DIMENSION),
             np.zeros(0, np.int32),
-            topology.next_link(),
+            topology.next_link(block or None),
             links.dst.astype(np.int32),
             links.latency_ns,
             bytes_per_ns(links.bandwidth_gbps, gib=network.gib),
@@ -49,10 +51,11 @@ def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ())
         if dim.topology == "Ring":
             rule = HOPS_RING
         elif hops == 0:
-            if dim.n_npus > _LARGEST_TABLE:
+            senders = min(block or dim.n_npus, dim.n_npus)
+            if senders * dim.n_npus > _LARGEST_TABLE**2:
                 raise ForerunError(f"{dim.topology} of {dim.n_npus} ranks is too large for a table of its distances")
             rule, hops = HOPS_TABLE, sum(len(table) for table in tables)
-            a, b = np.divmod(np.arange(dim.n_npus**2, dtype=np.int32), dim.n_npus)
+            a, b = np.divmod(np.arange(senders * dim.n_npus, dtype=np.int32), dim.n_npus)
             tables.append(network.dim_topology(d).hop_counts(a, b).astype(np.int32))
         dimension[d] = (dim.n_npus, stride, rule, hops, dim.latency_ns, network.bytes_per_ns(d))
         stride *= dim.n_npus
@@ -61,6 +64,7 @@ def fabric_of(network: Network, aware: bool, mirrored_ranks: Sequence[int] = ())
         network.n_npus,
         rank,
         mirrored,
+        block,
         dimension,
         np.concatenate(tables),
         no_links,

@@ -9,7 +9,7 @@ import numpy as np
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.limits import check_work
 from forerun.astrasim.astra.lower import LoweredProgram
-from forerun.astrasim.messages.calendar import SEQUENCE, new_calendar
+from forerun.astrasim.messages.calendar import SEQUENCE, TIE, new_calendar
 from forerun.astrasim.messages.fabric import Fabric, new_traffic
 from forerun.astrasim.messages.mailbox import new_mailbox
 from forerun.astrasim.messages.ready import new_ready
@@ -29,6 +29,10 @@ class Deadlock(ForerunError):
     """Ranks wait for each other for ever. The message says for which messages and collectives."""
 
 
+class UnequalRanks(ForerunError):
+    """One block of ranks does not stand for all."""
+
+
 @dataclass(frozen=True)
 class SlotRun:
     """The times of all nodes, and the traffic of the links (empty if the network is congestion-unaware)."""
@@ -45,6 +49,7 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
 
     Raises:
         Deadlock: some node never ran.
+        UnequalRanks: the fabric has a block of ranks, and ranks one block apart may differ.
         ForerunError: there are more messages or chunks than can be simulated, or times are too large.
     """
     called = program.nodes.target[program.nodes.action == COLLECTIVE]
@@ -59,6 +64,8 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
         )
         ready = new_ready(program.nodes.first, program.nodes.slot, program.key)
         result, overflow = run_slots(engine, program.nodes, matches, ready)
+        if overflow == TIE:
+            raise UnequalRanks("messages of different ranks come to a link at the same time")
         if not overflow:
             break
         capacity *= 8

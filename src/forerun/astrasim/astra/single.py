@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from forerun.astrasim.astra.fabric import fabric_of
 from forerun.astrasim.astra.limits import MOST_RANKS, check_times, check_work
 from forerun.astrasim.astra.lower import UNKNOWN_NS, LoweredProgram, empty_matches
 from forerun.astrasim.astra.reference import REFERENCE
-from forerun.astrasim.astra.run import SlotRun, run_program
-from forerun.astrasim.astra.symmetry import is_symmetric
+from forerun.astrasim.astra.run import SlotRun, UnequalRanks, run_program
+from forerun.astrasim.astra.symmetry import is_symmetric, repeating_block
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.astra.wire import wire_ns
 from forerun.astrasim.chakra.trace import CommType
@@ -77,8 +78,8 @@ def collective_times(
     """Returns when each rank ends a collective that all begin at 0.
 
     `size` is the full local buffer, for an all-gather the local shard. With `groups`, each group runs its own
-    collective at the same time; ranks in no group end at 0. If all ranks are alike, only one is simulated, unless
-    `mirror` is off. An `algorithm` replaces the system's.
+    collective at the same time; ranks in no group end at 0. If all ranks are alike, only one is simulated, or one
+    block of ranks if blocks are, unless `mirror` is off. An `algorithm` replaces the system's.
 
     Raises ForerunError if it can't be simulated, or would take too long.
     """
@@ -95,14 +96,48 @@ def collective_times(
         call_of.update(dict.fromkeys(group, call))
     phases = tables.phases_of(call_of[everyone[0][0]])
     mirrored = mirror and not aware and is_symmetric(network, phases, groups)
-    ranks = [everyone[0][0]] if mirrored else list(range(network.n_npus))
-    check_work({call_of[everyone[0][0]]: len(ranks)}, tables, len(ranks))
-    check_times(network, tables, call_of[everyone[0][0]], len(ranks), aware)
-    program = chain_of([[call_of[rank]] if rank in call_of else [] for rank in ranks], ranks, tables)
-    run = run_program(program, tables, fabric_of(network, aware, ranks if mirrored else ()))
-    ends = np.zeros(network.n_npus, np.int64)
-    ends[sorted(call_of)] = run.result.end_ns
+    block = repeating_block(network, phases, aware) if mirror and not mirrored and not groups else 0
+    try:
+        ends, run = _simulated(network, tables, call_of, aware, everyone[0][:1] if mirrored else (), block)
+    except UnequalRanks:
+        ends, run = _simulated(network, tables, call_of, aware, (), 0)
     return CollectiveTimes(ends, run, wire_ns(network, tables, call_of[everyone[0][0]], everyone))
+
+
+def _simulated(
+    network: Network,
+    tables: CollectiveTables,
+    call_of: Mapping[int, int],
+    aware: bool,
+    mirrored: Sequence[int],
+    block: int,
+) -> tuple[I64, SlotRun]:
+    """Returns when each rank ends, and the run of the `mirrored` ranks, of the first `block` ranks, or of all.
+
+    Raises UnequalRanks if the block does not stand for all.
+    """
+    ranks = list(mirrored) or list(range(block or network.n_npus))
+    call = next(iter(call_of.values()))
+    check_work({call: len(ranks)}, tables, len(ranks))
+    check_times(network, tables, call, len(ranks), aware)
+    program = chain_of([[call_of[rank]] if rank in call_of else [] for rank in ranks], ranks, tables)
+    run = run_program(program, tables, fabric_of(network, aware, mirrored, block))
+    ends = np.zeros(network.n_npus, np.int64)
+    members = np.array(sorted(call_of))
+    ends[members] = run.result.end_ns[members % block] if block else run.result.end_ns
+    if block and aware:
+        busy, size = (_on_all_links(network, block, of) for of in (run.link_busy_ns, run.link_bytes))
+        run = replace(run, link_busy_ns=busy, link_bytes=size)
+    return ends, run
+
+
+def _on_all_links(network: Network, block: int, of_block: I64) -> I64:
+    """Returns what is known of the links of the first `block` ranks for all links, (links,)."""
+    links, n = network.topology().links(), network.n_npus
+    key = links.src.astype(np.int64) % block * n + (links.dst.astype(np.int64) - links.src) % n
+    first = np.flatnonzero(links.src < block)
+    order = first[np.argsort(key[first])]
+    return np.asarray(of_block[order[np.searchsorted(key[order], key)]])
 
 
 def message_times(network: Network, sender: int, receiver: int, size: int, aware: bool = False) -> I64:

@@ -1,7 +1,8 @@
 """Whether one rank can stand for all: every rank must see the same distances in every phase of a collective.
 
 Then a message arrives from a rank's predecessor exactly when its own message arrives at its successor, so the engine's
-mirrored fabric delivers each message to its sender. Congestion and trees break the symmetry.
+mirrored fabric delivers each message to its sender. Congestion and trees break the symmetry. Where ranks differ, one
+block of them may stand for all, also with queues at links.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from forerun.core.program.types import I64
 
 _ANYWHERE_ALIKE = ("Ring", "FullyConnected", "Switch", "Torus2D", "Torus3D")
 """topologies that look the same from every rank"""
+_GRIDS = ("Torus2D", "Torus3D")
+"""those whose numbers run through a grid"""
 
 
 def is_symmetric(network: Network, phases: Sequence[Phase], groups: Sequence[tuple[int, ...]]) -> bool:
@@ -33,7 +36,30 @@ def is_symmetric(network: Network, phases: Sequence[Phase], groups: Sequence[tup
             return False
         if phase["algorithm"] == codes.HALVING_DOUBLING and not _equal_partners(network, phase):
             return False
+        if dims and dims[0].topology in _GRIDS and not _equal_on_grid(network, phase):
+            return False
     return True
+
+
+def repeating_block(network: Network, phases: Sequence[Phase], aware: bool) -> int:
+    """Returns how many ranks stand for all in a collective of all ranks: those a block apart do the same; 0 for none.
+
+    Shifting every rank by the block shifts the outermost axis of the network by one and keeps distances, links and
+    routes. The algorithms of `phases` have to shift with it.
+    """
+    outer = network.dims[-1]
+    if outer.topology not in (_ANYWHERE_ALIKE if not aware else (*_GRIDS, "Ring", "FullyConnected")):
+        return 0
+    if aware and network.topology().n_devices != network.n_npus:
+        return 0
+    longest = network.dim_topology(len(network.dims) - 1).sizes[-1] if outer.topology in _GRIDS else outer.n_npus
+    block = network.n_npus // longest
+    for phase in phases:
+        shifts = phase["algorithm"] in (codes.RING, codes.DIRECT)
+        inside = phase["stride"] * phase["n"] <= block and phase["algorithm"] == codes.HALVING_DOUBLING
+        if phase["stride"] == 0 or not (shifts or inside):
+            return 0
+    return block
 
 
 def _dims_of(network: Network, phase: Phase) -> list[NetworkDim]:
@@ -51,6 +77,15 @@ def _equal_neighbours(network: Network, groups: Sequence[tuple[int, ...]]) -> bo
     source = np.concatenate([np.array(group) for group in groups])
     target = np.concatenate([np.roll(np.array(group), -1) for group in groups])
     return bool(len(np.unique(distances(network, source, target), axis=0)) <= 1)
+
+
+def _equal_on_grid(network: Network, phase: Phase) -> bool:
+    """Returns whether ranks of a torus, numbered row by row, are alike: a ring takes another way at the ends of rows,
+    and direct messages see their distances in another order."""
+    if phase["algorithm"] != codes.RING:
+        return bool(phase["algorithm"] == codes.HALVING_DOUBLING)
+    ranks = np.arange(phase["n"]) * phase["stride"]
+    return bool(len(np.unique(distances(network, ranks, np.roll(ranks, -1)), axis=0)) <= 1)
 
 
 def _equal_partners(network: Network, phase: Phase) -> bool:

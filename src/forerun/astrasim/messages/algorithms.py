@@ -82,6 +82,9 @@ def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index
         if fabric.mirrored:
             to = actor
             route = source * fabric.n_ranks + rank
+        elif fabric.block > 0:  # the rank of the block that does what `target` does gets it
+            to = target % fabric.block
+            route = (rank - target + to) % fabric.n_ranks * fabric.n_ranks + to
         m = new_message(engine.calendar, engine.traffic, to, target, call.communicator, stream.number, route, size)
         if m > 0:
             send(engine.calendar, fabric, engine.traffic, m, rank)

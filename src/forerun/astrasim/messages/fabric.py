@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forerun.astrasim.messages.calendar import NOW, OVERFLOW, Calendar, Records, schedule
+from forerun.astrasim.messages.calendar import NOW, OVERFLOW, TIE, Calendar, Records, schedule
 from forerun.common.jit import inlined, kernel
 from forerun.core.program.types import F64, I32, I64
 
@@ -55,10 +55,13 @@ class Fabric(NamedTuple):
     """(actors,) rank of each actor"""
     mirrored: bool
     """whether every actor stands for all ranks of its collectives, so that it receives what it sends"""
+    block: int
+    """if above 0, the ranks below it stand for all: ranks this far apart do the same at the same time"""
     dimension: Records
     hop_table: I32
     next_link: I32
-    """(devices, ranks) next link on the way to a rank; (0, 0) if congestion-unaware"""
+    """(devices, ranks) next link on the way to a rank, of the devices of the block where there is one; (0, 0) if
+    congestion-unaware"""
     link_to: I32
     link_latency_ns: F64
     link_bytes_per_ns: F64
@@ -75,8 +78,12 @@ class Traffic(NamedTuple):
     link_used_ns: I64
     """time that each link has been transmitting"""
     link_bytes: I64
+    link_asked_ns: I64
+    """when a message last came to each link, and over which link, OWN for one that starts there; with a block only"""
+    link_asked_by: I64
 
 
+OWN = np.int64(-1)
 ARRIVAL = np.int64(1)
 """event: a message has reached its receiver (unaware) or the next device (aware)"""
 LINK_FREE = np.int64(2)
@@ -86,7 +93,8 @@ def new_traffic(fabric: Fabric, capacity: int) -> Traffic:
     message = np.zeros(capacity, MESSAGE)
     n_links = len(fabric.link_to)
     empty = [np.zeros(n_links, np.int64) for _ in range(4)]
-    return Traffic(message, np.zeros(n_links, np.bool_), *empty)
+    asked = [np.full(n_links, -1, np.int64) for _ in range(2)]
+    return Traffic(message, np.zeros(n_links, np.bool_), *empty, *asked)
 
 
 @kernel
@@ -146,14 +154,20 @@ def send(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int, source: i
         schedule(calendar, arrival, ARRIVAL, m)
     else:
         message.device = source
-        _queue(calendar, fabric, traffic, m)
+        _queue(calendar, fabric, traffic, m, OWN)
 
 
 @kernel
-def _queue(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> None:
+def _queue(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int, came_over: int) -> None:
     message = traffic.message[m]
     link = fabric.next_link[message.device, message.target]
     message.link = link
+    if fabric.block > 0:
+        now = calendar.clock[NOW]
+        if traffic.link_asked_ns[link] == now and traffic.link_asked_by[link] != came_over:
+            calendar.clock[OVERFLOW] = TIE  # which comes first depends on the numbers of the ranks
+        traffic.link_asked_ns[link] = now
+        traffic.link_asked_by[link] = came_over
     if not traffic.link_busy[link]:
         _transmit(calendar, fabric, traffic, m)
         return
@@ -184,10 +198,16 @@ def forward(calendar: Calendar, fabric: Fabric, traffic: Traffic, m: int) -> boo
     if len(fabric.link_to) == 0:
         return True
     message = traffic.message[m]
-    message.device = fabric.link_to[message.link]
-    if message.device == message.target:
+    over = message.link
+    device = fabric.link_to[over]
+    if device == message.target:
         return True
-    _queue(calendar, fabric, traffic, m)
+    if fabric.block > 0:  # goes on from the rank of the block that does what `device` does
+        same = device % fabric.block
+        message.target = (message.target - device + same) % fabric.n_ranks
+        device = same
+    message.device = device
+    _queue(calendar, fabric, traffic, m, over)
     return False
 
 

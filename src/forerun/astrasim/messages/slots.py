@@ -118,8 +118,9 @@ class Run(NamedTuple):
     """(1,) when the event that ended the last phase was registered"""
 
 
-def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> tuple[Result, bool]:
-    """Runs the program. The second answer says that a table of the engine was too small, so the result is void."""
+def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> tuple[Result, int]:
+    """Runs the program. The second answer is not 0 if the result is void: 1 if a table of the engine was too small, or
+    `TIE`."""
     n_actors, n_nodes = len(nodes.first) - 1, len(nodes.action)
     result = Result(
         np.full(n_nodes, -1, np.int64),
@@ -141,7 +142,7 @@ def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> t
         np.zeros(1, np.int64),
     )
     _run(engine, nodes, matches, ready, run, result)
-    return result, bool(engine.calendar.clock[OVERFLOW])
+    return result, int(engine.calendar.clock[OVERFLOW])
 
 
 @kernel

@@ -205,25 +205,31 @@ class Topology(ABC):
             return Paths(first, link)
         return _paths(len(src), list(self._steps(src, dst)))
 
-    def next_link(self) -> I32:
+    def next_link(self, n_devices: int | None = None) -> I32:
         """(devices, NPUs): index of the link that a device takes towards an NPU, -1 where it is that NPU.
+
+        With `n_devices` the table has only that many of the devices.
 
         Raises:
             ForerunError: the table would be too large, or `next_device` leads over no link.
         """
-        n = self.n_devices * self.n_npus
+        rows = self.n_devices if n_devices is None else n_devices
+        n = rows * self.n_npus
         if n > _MAX_TABLE:
             raise self.error(
-                f"a table of routes for {self.n_devices:,} devices and {self.n_npus:,} NPUs would have {n:,} entries,"
+                f"a table of routes for {rows:,} devices and {self.n_npus:,} NPUs would have {n:,} entries,"
                 f" more than {_MAX_TABLE:,}; use fewer NPUs or the congestion-unaware network"
             )
-        return self._next_link
+        return self._next_link if n_devices is None else self._table_of_links(rows)
 
     @cached_property
     def _next_link(self) -> I32:
-        table = np.empty((self.n_devices, self.n_npus), np.int32)
+        return self._table_of_links(self.n_devices)
+
+    def _table_of_links(self, n_devices: int) -> I32:
+        table = np.empty((n_devices, self.n_npus), np.int32)
         rows = max(1, _BLOCK // self.n_npus)
-        for start in range(0, self.n_devices, rows):
+        for start in range(0, n_devices, rows):
             block = table[start : start + rows]
             at = np.repeat(np.arange(start, start + len(block), dtype=np.int32), self.n_npus)
             to = np.tile(np.arange(self.n_npus, dtype=np.int32), len(block))
