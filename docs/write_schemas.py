@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from forerun.interfaces.cli.main import run
 from forerun.interfaces.report.written import SCHEMA_VERSION
 
@@ -43,11 +45,35 @@ COMMANDS = {
         "collective all_reduce --topology ring:8 --bandwidth 50 --latency 500 --bytes 1MiB --json",
         "collective all_gather --cluster h100-sxm --gpus 16 --bytes 64MiB --json",
     ),
+    "astra": (
+        "predict gpt2-small --cluster h100-sxm --seq-len 1024 --dp-shard 2 --chakra {traces} --json",
+        "astra --workload-configuration {traces}/trace --comm-group-configuration {traces}/comm_group.json"
+        " --system-configuration {system} --network-configuration {network} --backend aware --hottest 2 --json",
+    ),
+    "chakra-validate": (
+        "predict gpt2-small --cluster h100-sxm --seq-len 1024 --dp-shard 2 --chakra {traces} --json",
+        "chakra validate {traces} --json",
+    ),
     "chakra-info": (
         "predict gpt2-small --cluster h100-sxm --seq-len 1024 --dp-shard 2 --chakra {traces} --json",
         "chakra info {traces} --json",
     ),
     "profile-info": ("profile info {profile} --json",),
+    "simulate": (
+        "profile import {profile} -o {folder}/step.program",
+        "simulate --program {folder}/step.program --cluster h100-sxm --json",
+    ),
+    "diff": (
+        "profile import {profile} -o {folder}/before.program",
+        "profile import {other} -o {folder}/after.program",
+        "diff {folder}/before.program {folder}/after.program --cluster h100-sxm --json",
+    ),
+    "profile-compare": (
+        "profile import {profile} -o {folder}/step.program",
+        "profile compare {profile} --program {folder}/step.program --cluster h100-sxm --json",
+        "profile compare {other} --program {folder}/step.program --cluster h100-sxm --anchor-out {folder}/a.yaml"
+        " --json",
+    ),
     "profile-analyze": ("profile analyze {profile} --json",),
     "doctor": ("doctor --json",),
     "dse": ("dse {space} --out {folder}/explored --json",),
@@ -93,7 +119,7 @@ _MAPS = {
     *("breakdown", "memory_by_category_gib", "counts", "impossible", "impossible_examples", "out_of_memory"),
     *("badput", "failures", "mean_jct_s_by_group", "config", "fields", "badput_s", "by_cause_ps", "by_class_ps"),
     *("choices_of", "traits", "kernel_rates", "breakdown_s", "figures"),
-    *("nodes_by_type", "metadata"),
+    *("nodes_by_type", "metadata", "idle_before_s", "per_rank"),
 }
 """keys whose objects are tables of names: their keys are no part of the schema"""
 
@@ -121,6 +147,10 @@ def outputs(name: str) -> list[Any]:
 def _files(folder: Path) -> dict[str, Path]:
     """Returns the files that commands name, most of them written into `folder`."""
     texts = {"jobs": ("jobs.yaml", _JOBS), "space": ("space.yaml", _EXPLORED), "profile": ("rank0.json", _profile())}
+    texts["other"] = ("other-rank0.json", _profile().replace('"gemm"', '"another_gemm"'))
+    explored = yaml.safe_load(_EXPLORED)["systems"]["ring"]
+    texts["system"] = ("system.json", json.dumps(explored["system"]))
+    texts["network"] = ("network.yml", yaml.safe_dump(explored["network"] | {"npus_count": [2]}))
     for name, text in texts.values():
         (folder / name).write_text(text, encoding="utf-8")
     return {key: folder / name for key, (name, _) in texts.items()} | {"folder": folder, "traces": folder / "traces"}

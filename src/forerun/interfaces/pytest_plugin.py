@@ -79,7 +79,9 @@ class TrainingStep:
     def assert_no_larger_than(self, reference: str | Path, by: str = "0%") -> None:
         """Asserts that the peak of allocated memory is at most `by` above that of `reference`."""
         found = self.compared_to(reference)
-        assert found.growth <= share(by, "by"), _words(found, f"{found.growth:+.2%} in memory, {by} allowed")
+        growth = found.growth
+        assert growth is not None, f"{reference} says no memory"
+        assert growth <= share(by, "by"), _words(found, f"{growth:+.2%} in memory, {by} allowed")
 
     def compared_to(self, reference: str | Path) -> StepDiff:
         """Returns what differs from `reference`. Raises ForerunError where it is no saved Program and no revision."""

@@ -108,9 +108,10 @@ class StepDiff:
         return self.after.step_time_s / self.before.step_time_s - 1
 
     @property
-    def growth(self) -> float:
-        """Peak of allocated memory after over before, less 1."""
-        return self.after.peak_allocated_gib / self.before.peak_allocated_gib - 1
+    def growth(self) -> float | None:
+        """Peak of allocated memory after over before, less 1; None where the program before says no memory."""
+        before = self.before.peak_allocated_gib
+        return self.after.peak_allocated_gib / before - 1 if before else None
 
 
 def diff_steps(before: Simulation, after: Simulation, depth: int | None = None) -> StepDiff:

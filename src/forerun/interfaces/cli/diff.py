@@ -47,7 +47,10 @@ class Bounds:
             ("--max-slowdown", self.max_slowdown, found.slowdown),
             ("--max-growth", self.max_growth, found.growth),
         )
-        broken = [value > share(limit, option) for option, limit, value in limits if limit is not None]
+        if self.max_growth is not None and found.growth is None:
+            raise ForerunError("--max-growth: the program before says no memory (a profile without memory events)")
+        given = [(option, limit, value) for option, limit, value in limits if limit is not None and value is not None]
+        broken = [value > share(limit, option) for option, limit, value in given]
         return WORSE if any(broken) else 0
 
 
