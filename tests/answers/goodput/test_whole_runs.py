@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.answers.goodput.arrivals import Failure
+from forerun.answers.goodput.arrivals import Failure, failures
 from forerun.answers.goodput.formulas import (
     daly_interval_s,
     first_order_ettr,
@@ -188,6 +189,15 @@ def test_a_weibull_lifetime_has_the_stated_mean():
     kind = FailureKind("node", 100 / (40 * DAY_S), components=100, shape=0.7, nodes=0)
     long = replace(MONTH, phases=(Phase(10**8, 10.0, 1.0),), save_every_s=inf, levels=(), wall_s=4_000 * DAY_S)
     assert walk(replace(long, failures=(kind,)), 1).interruptions == pytest.approx(10_000, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [0.7, 1.0, 3.0])
+def test_failures_of_many_components_come_in_order(shape):
+    kind = FailureKind("node", 100 / (40 * DAY_S), components=100, shape=shape)
+    run = replace(MONTH, failures=(kind, replace(kind, name="link", rate_per_s=1 / DAY_S)))
+    times = [one.at_s for one in islice(failures(run, 5, 1), 500)]
+    assert times == sorted(times)
+    assert len(set(times)) == 500
 
 
 def test_maintenance_stops_at_its_times():

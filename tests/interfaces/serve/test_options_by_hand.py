@@ -1,8 +1,13 @@
-"""What the form of the page offers, by known answers."""
+"""What the form of the page offers, and what it says of other plans, by known answers."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from forerun.describe.plan.fields import FOLLOWING, MEANINGS
+from forerun.interfaces.report.style import WORK_LOOKS
+from forerun.interfaces.serve import planner
 from forerun.interfaces.serve.options import FIRST, options_record
 
 
@@ -34,3 +39,35 @@ def test_the_rest_of_the_form() -> None:
     assert {"models", "tools", "experiments", "runs", "version", "cached_models"} <= found.keys()
     assert "llama-3.1-8b" in found["models"]
     assert "torchtitan" in found["tools"]
+
+
+def prediction(step_s: float, fits: bool = True, plan: Any = None, **parts: float) -> Any:
+    return SimpleNamespace(
+        step_time_s=step_s, fits=fits, breakdown=parts, plan=plan, peak_reserved_gib=90.0, memory_limit_gib=79.2,
+        own_plan=lambda: plan,
+    )  # fmt: skip
+
+
+def test_why_another_plan_is_slower_or_faster() -> None:
+    first, second, third = list(WORK_LOOKS)[:3]
+    names = [WORK_LOOKS[name].label for name in (first, second, third)]
+    own = prediction(2.0, **{first: 1.0, second: 0.5, third: 0.5})
+    slower = prediction(3.0, **{first: 1.5, second: 0.8, third: 0.7})
+    assert planner._why(own, slower) == f"{names[0]} +500 ms, {names[1]} +300 ms"
+    assert planner._why(slower, own) == f"{names[0]} -500 ms, {names[1]} -300 ms"
+    mostly = prediction(3.0, **{first: 1.0, second: 1.45, third: 0.55})
+    assert planner._why(own, mostly) == f"{names[1]} +950 ms"
+    assert planner._why(mostly, own) == f"{names[1]} -950 ms"
+    assert planner._why(own, prediction(3.0, **{first: 2.0, third: 0.5})) == f"{names[0]} +1.00 s"
+    assert planner._why(own, own) == "no large change"
+    assert planner._why(own, prediction(1.0, fits=False)) == "it needs 90.0 GiB of 79.2"
+
+
+def test_the_place_of_a_plan() -> None:
+    ranked = [prediction(2.0, plan="a"), prediction(2.5, plan="b")]
+    result: Any = SimpleNamespace(ranked=ranked, reason_of=lambda plan: f"{plan} does not fit")
+    assert planner._standing(result, ranked[0]) == "place 1 of 2 that were simulated and fit"
+    assert planner._standing(result, ranked[1]) == (
+        "place 2 of 2 that were simulated and fit, 25.0% slower than the best"
+    )
+    assert planner._standing(result, prediction(1.0, plan="c")) == "c does not fit"
