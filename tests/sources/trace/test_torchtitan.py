@@ -19,7 +19,7 @@ from forerun.core.program.storage import load
 from forerun.core.program.types import Collective
 from forerun.interfaces.cli.main import run
 from forerun.sources.trace import titan
-from forerun.sources.trace.inside.titan.data import Batches, assign, checked, end_of_text, parsed
+from forerun.sources.trace.inside.titan.data import Batches, assign, checked, end_of_text, flat, parsed
 from forerun.sources.trace.job import Failure, Job
 
 
@@ -79,10 +79,9 @@ def test_a_checkout_on_the_path_is_known_by_its_structure(files, release, tmp_pa
     assert titan.installed_version() == titan.SUPPORTED[release]
 
 
-def test_a_checkout_after_the_last_version_is_named_as_that(tmp_path, monkeypatch):
+def test_a_checkout_after_the_last_version_is_traced_as_that(tmp_path, monkeypatch):
     made_checkout(["components/data/loader.py"], tmp_path, monkeypatch)
-    with pytest.raises(ForerunError, match=r"version after 0\.3\.0, which can't be traced; check out v0\.3\.0 there"):
-        titan.installed_version()
+    assert titan.installed_version() == titan.AFTER
 
 
 def test_missing_torchtitan_is_one_clear_line(monkeypatch):
@@ -196,6 +195,9 @@ def test_batches_are_next_tokens_of_one_document():
     assert 0 <= int(labels.min()) < int(labels.max()) < 99
     assert (inputs["input"] != second[0]["input"]).any()
     assert set(next(iter(Batches(100, 4, 16, positions=False)))[0]) == {"input"}
+    inputs, labels = flat(first)
+    assert inputs["input"].shape == labels.shape == (64,)
+    assert inputs["positions"].tolist() == list(range(16)) * 4
 
 
 def test_long_failures_are_cut():

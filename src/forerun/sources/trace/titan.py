@@ -18,12 +18,14 @@ from forerun.sources.trace.job import Job
 
 SUPPORTED = ("0.2.2", "0.3.0")
 """The versions of torchtitan whose trainer was traced."""
+AFTER = "after 0.3"
+"""What a checkout after the last of these versions is called; its main branch of August 2026 was traced."""
 _PATH = "PYTHONPATH"
 _PROGRAM = "forerun.sources.trace.inside.titan.trainer"
 
 
 def installed_version() -> str:
-    """Returns the version of torchtitan that is installed or on PYTHONPATH, one of those supported.
+    """Returns the version of torchtitan that is installed or on PYTHONPATH: one of those supported, or `AFTER`.
 
     Raises:
         ForerunError: torchtitan is not there, or its version is not supported.
@@ -47,9 +49,6 @@ def _of_checkout() -> str:
     """Returns the supported version that a checkout on PYTHONPATH has the structure of, "" where there is none.
 
     The version file of a checkout names the release before, so it does not tell.
-
-    Raises:
-        ForerunError: its structure is that of no supported version.
     """
     found = find_spec("torchtitan")
     if found is None or not found.submodule_search_locations:
@@ -57,12 +56,9 @@ def _of_checkout() -> str:
     folder = Path(next(iter(found.submodule_search_locations)))
     if not (folder / "train.py").is_file():
         return ""
-    if not (folder / "components" / "dataloader.py").is_file():
-        raise ForerunError(
-            f"--torchtitan: {folder} has the data loaders of a version after {SUPPORTED[-1]}, which can't be traced;"
-            f" check out v{SUPPORTED[-1]} there"
-        )
-    return SUPPORTED[0] if (folder / "protocols" / "train_spec.py").is_file() else SUPPORTED[1]
+    if (folder / "protocols" / "train_spec.py").is_file():
+        return SUPPORTED[0]
+    return SUPPORTED[1] if (folder / "components" / "dataloader.py").is_file() else AFTER
 
 
 def flags_of(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -45,6 +45,14 @@ class Batches:
         """Does nothing: there is nothing to load."""
 
 
+def flat(
+    batch: tuple[dict[str, torch.Tensor], torch.Tensor],
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Returns a batch with its sequences one after the other, in one dimension."""
+    inputs, labels = batch
+    return {name: values.flatten() for name, values in inputs.items()}, labels.flatten()
+
+
 class NoText:
     """The tokenizer that trainers ask for where batches are tokens already."""
 

@@ -1,23 +1,28 @@
-"""torchtitan 0.3: configurations by name from its registry, settings by flags."""
+"""torchtitan 0.3 and the commits after it: configurations by name from its registry, settings by flags."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torchtitan
-from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import ConfigManager
 
 from forerun.common.errors import ForerunError
 from forerun.sources.trace.inside.missing import absent
-from forerun.sources.trace.inside.titan.data import Batches, NoText, assign, checked, end_of_text, parsed
+from forerun.sources.trace.inside.titan.data import Batches, NoText, assign, checked, end_of_text, flat, parsed
 from forerun.sources.trace.inside.titan.loop import loop_of
 from forerun.sources.trace.marks import mark_loop
+
+_LOADERS = ("torchtitan.components.dataloader", "torchtitan.components.data.loader")
+"""The module of torchtitan 0.3 that has its loaders, and that of the commits after it."""
+_loaders: Any = import_module(next(filter(find_spec, _LOADERS)))
 
 _OFF = {
     "checkpoint.enable": False,
@@ -55,15 +60,26 @@ class Tokenizer(NoText, BaseTokenizer):
         self.eos_id = end_of_text(config.vocabulary)
 
 
-class Loader(Batches, BaseDataLoader):
-    """Random tokens as one of torchtitan's loaders."""
+class Loader(Batches, _loaders.BaseDataLoader):
+    """Random tokens as one of torchtitan's loaders. Those after 0.3 have the sequences of a batch in one dimension."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
+    class Config(_loaders.BaseDataLoader.Config):
         vocabulary: int = 0
 
-    def __init__(self, config: Config, *, seq_len: int, local_batch_size: int, **_: Any) -> None:
-        super().__init__(config.vocabulary, local_batch_size, seq_len, positions=True)
+    def __init__(self, config: Config, **sizes: Any) -> None:
+        self._flat = "num_tokens_per_batch" in sizes
+        if self._flat:
+            tokens = int(sizes["num_tokens_per_batch"])
+            length = min(int(sizes["max_context_length"]), tokens)
+            batch = tokens // length
+        else:
+            batch, length = int(sizes["local_batch_size"]), int(sizes["seq_len"])
+        super().__init__(config.vocabulary, batch, length, positions=True)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        batches = super().__iter__()
+        return map(flat, batches) if self._flat else batches
 
 
 def trainer(module: str, config: str, flags: Sequence[str]) -> Any:

@@ -15,9 +15,10 @@ from typing import Any
 from forerun.common.errors import ForerunError
 from forerun.sources.trace.inside.missing import reason
 from forerun.sources.trace.marks import mark_step
-from forerun.sources.trace.titan import installed_version
+from forerun.sources.trace.titan import AFTER, installed_version
 
-_ADAPTERS = {"0.2": "forerun.sources.trace.inside.titan.flags", "0.3": "forerun.sources.trace.inside.titan.registry"}
+_REGISTRY = "forerun.sources.trace.inside.titan.registry"
+_ADAPTERS = {"0.2": "forerun.sources.trace.inside.titan.flags", "0.3": _REGISTRY, AFTER: _REGISTRY}
 """The module whose `trainer(module, config, flags)` builds a trainer, by version."""
 
 
@@ -33,7 +34,9 @@ def main(arguments: Sequence[str]) -> None:
     try:
         build = import_module(adapter).trainer
     except ImportError as error:
-        raise ForerunError(f"torchtitan {found} can't be imported: {reason(error)}") from error
+        raise ForerunError(
+            f"torchtitan {found} can't be imported: {reason(error)}; install the packages that its pyproject.toml lists"
+        ) from error
     trainer = build(module, config, flags)
     trainer.train_step = marked(trainer.train_step)
     trainer.train()
