@@ -17,6 +17,7 @@ import torch._functorch.config
 from torch.utils._python_dispatch import _disable_current_modes
 
 from forerun.sources.trace.inside.compiled import dynamo, older_dynamo, optimizers, padding
+from forerun.sources.trace.inside.compiled.folding import Folding
 from forerun.sources.trace.inside.compiled.graph import CompiledGraph
 from forerun.sources.trace.inside.compiled.places import Places
 from forerun.sources.trace.inside.compiled.recomputation import label
@@ -56,6 +57,7 @@ class Backend:
             recorder.note(f"torch.compile: graphs break where Dynamo of torch {release} breaks them")
         _async_compile.AsyncCompile.wakeup = staticmethod(lambda: None)  # Nothing is compiled, so no worker processes.
         _partitioners.functionalize_rng_ops = _same_random_numbers
+        self._folding = Folding()
         self._compile_fx = inductor.compile_fx
         self._compile_fx.__defaults__ = (self.compile_graph, *self._compile_fx.__defaults__[1:])
         inductor.compile_fx = self.compile
@@ -72,11 +74,13 @@ class Backend:
         """Compiles a graph as `compile_fx` does. Where torch fails on it, returns the graph itself, to be run operator
         by operator."""
         refuse_unfinished(inputs)
-        kept = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph)) if isinstance(gm, torch.fx.GraphModule) else None
+        kept = copy.deepcopy(gm.graph) if isinstance(gm, torch.fx.GraphModule) else None
         self.recorder.paused += 1
         try:
             with torch._functorch.config.patch(enable_autograd_cache=False):
-                made: Callable[..., Any] = self._compile_fx(gm, inputs, *args, **kwargs)
+                made: Callable[..., Any] = self._folding.compile(
+                    gm, inputs, lambda graph, given: self._compile_fx(graph, given, *args, **kwargs)
+                )
             return made
         except (_dynamo_errors.RestartAnalysis, _dynamo_errors.SkipFrame):
             raise
@@ -84,7 +88,7 @@ class Backend:
             if kept is None:
                 raise
             self._failed("a graph", error, "")
-            return self._eager(kept)
+            return self._eager(torch.fx.GraphModule(gm, kept))
         finally:
             self.recorder.paused -= 1
 
@@ -129,7 +133,7 @@ class Backend:
 
     def _passes(self, gm: Any, inputs: Sequence[Any], is_inference: bool) -> Any:
         """Returns the graph after the passes that Inductor runs right before it lowers a graph."""
-        kept = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+        kept = copy.deepcopy(gm.graph)
         try:
             inductor.view_to_reshape(gm)
             with torch.no_grad():
@@ -138,7 +142,7 @@ class Backend:
                 inductor._recursive_post_grad_passes(gm, is_inference=is_inference)
         except Exception as error:
             self._failed("Inductor's passes over a graph", error, "")
-            return kept
+            return torch.fx.GraphModule(gm, kept)
         return gm
 
     def _eager(self, gm: Any) -> Callable[..., Any]:

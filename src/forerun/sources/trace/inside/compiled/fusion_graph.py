@@ -82,10 +82,12 @@ def fusion_nodes(graph: Graph) -> tuple[list[FusionNode], list[Node]]:
         name, outputs = _name(node), _tensors(node)
         kind = _kind(node, outputs)
         made = elements(outputs[0]) * outputs[0].itemsize if outputs and name in _GATHERS else None
+        # A tensor of a list reads itself, not the list, which may have all parameters.
+        sources = [outputs] if node.target is operator.getitem else map(_tensors, node.all_input_nodes)
         reads = [
             access(tensor, made if position == 0 else None)
-            for position, source in enumerate(node.all_input_nodes)
-            for tensor in _tensors(source)
+            for position, source in enumerate(sources)
+            for tensor in source
         ]
         changed = _changed(node)
         writes = [access(tensor) for tensor in (changed or outputs)]

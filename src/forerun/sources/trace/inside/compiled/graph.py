@@ -122,14 +122,16 @@ class CompiledGraph:
     @staticmethod
     def _overwritten(step: Step, values: _Values) -> list[Node]:
         """Returns the values whose buffers end with this step and that an output of the same size overwrites."""
-        free = [nodes for nodes in step.freed if all(n in values and n not in step.computed for n in nodes)]
+        free: dict[int, list[list[Node]]] = {}
+        computed = set(step.computed)
+        for nodes in step.freed if step.written else ():
+            if all(n in values and n not in computed for n in nodes):
+                free.setdefault(_bytes(values[nodes[0]]), []).append(nodes)
         found: list[Node] = []
         for node in step.written:
             size = _bytes(values[node])
-            taken = next((nodes for nodes in free if _bytes(values[nodes[0]]) == size), None)
-            if taken is not None and size:
-                free.remove(taken)
-                found += taken
+            if size and free.get(size):
+                found += free[size].pop(0)
         return found
 
 
