@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from forerun.answers.goodput.description import LevelEntry
 from forerun.answers.goodput.formulas import daly_interval_s
 from forerun.answers.goodput.read import alternatives_of, run_of, usual_interval_s
 from forerun.answers.goodput.request import (
@@ -203,3 +204,8 @@ def test_bounds_are_inclusive():
     )
     shared = {"blocking_s": 1, "load_s": 1, "network": "shared", "drag": 0.5}
     assert run_of({**LEAST, "checkpoint": shared}, "x").levels[0].drag == 0.5
+
+
+def test_a_further_level_is_written_at_every_save_unless_told_otherwise():
+    found = LevelEntry(name="disk", blocking_s=1.0, load_s=2.0)
+    assert (found.every, found.persist_s, found.survives, found.drag) == (1, 0.0, "domain", 0.0)
