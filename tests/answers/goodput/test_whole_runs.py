@@ -95,6 +95,19 @@ def test_nothing_fails_and_only_saves_cost():
     assert outcome.spent_s == {Spent.SAVE: pytest.approx(720 * 60.0)}
 
 
+def test_a_run_without_failures_begins_at_nothing():
+    begun = replace(MONTH, phases=(Phase(100, 10.0, 7.0),), save_every_s=inf, levels=())
+    found = walk(begun, record=True)
+    assert (found.wall_s, found.productive_s, found.steps, found.tokens) == (1_000.0, 1_000.0, 100, 700.0)
+    assert (found.lost_tokens, found.longest_stop_s, found.failures) == (0.0, 0.0, {})
+    assert (found.spent_s, found.events, found.finished) == ({}, (), True)
+    started = walk(replace(begun, recovery=Recovery(1.0, 2.0, 4.0, 8.0, 16.0, 32.0)))
+    assert (started.wall_s, started.spent_s) == (1_048.0, {Spent.START: 48.0})
+    # a save every 300 s: the last one leaves 100 s
+    saved = walk(replace(begun, save_every_s=300.0, levels=(replace(EVERY_HOUR, blocking_s=5.0),)))
+    assert (saved.wall_s, saved.spent_s) == (1_015.0, {Spent.SAVE: 15.0})
+
+
 def test_a_run_that_writes_no_checkpoints_takes_its_steps_alone():
     found = walk(replace(MONTH, save_every_s=inf), 0, 0)
     assert (found.wall_s, found.productive_s, found.spent_s) == (MONTH.ideal_s, MONTH.ideal_s, {})
