@@ -24,6 +24,9 @@ def rows(most: int, **times: list[float]) -> list[tuple[Any, ...]]:
 
 def test_few_names_have_a_row_each() -> None:
     assert rows(2, a=[1.0], b=[2.0, 4.0]) == [("b", 6.0, 4.0, 2.0, 1.414214, 3.0), ("a", 1.0, 1.0, 1.0, 0.0, 1.0)]
+    assert rows(1, a=[1.0, 2.0, 6.0]) == [("a", 9.0, 6.0, 1.0, 2.645751, 3.0)]
+    assert rows(1, a=[1.0, 2.0, 6.0, 7.0]) == [("a", 16.0, 7.0, 1.0, 2.94392, 4.0)]
+    assert [row[0] for row in rows(3, b=[1.0], a=[1.0], c=[2.0])] == ["c", "a", "b"]
 
 
 def test_many_names_are_summed_up_beyond_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
