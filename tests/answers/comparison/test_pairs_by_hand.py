@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.answers.comparison import compare, ran_step
+from forerun.answers.comparison import compare, corrections, ran_step, ranks
 from forerun.answers.comparison.corrections import with_host
 from forerun.answers.comparison.matching import Pair, pairs_of
 from forerun.answers.comparison.ran_step import COPIES, HELD, HOST, LAST_PARTS, PARTS, WAITING, Line
@@ -302,3 +302,43 @@ def test_shapes_by_which_work_is_joined() -> None:
     )  # fmt: skip
     program: Any = SimpleNamespace(ops=ops, groups=[SimpleNamespace(size=2), SimpleNamespace(size=8)])
     assert [ran_step.shape_of(program, row) for row in range(4)] == [(2, 30, 50, 20), (1, 2, 3, 4, 5), (3, 8, 100), ()]
+
+
+def test_how_much_two_steps_are_unlike() -> None:
+    def step(*lines: Line) -> Any:
+        return SimpleNamespace(lines=lines)
+
+    product, other = line("product", "a", 1.0, (1, 2, 2, 2), count=6), line("product", "b", 1.0, (1, 3, 3, 3), count=2)
+    gather, norm = line("all-gather", "n", 1.0, count=2), line("memory", "m", 1.0, count=50)
+    assert ranks._unlike(step(product, norm), step(product)) == 0.0
+    assert ranks._unlike(step(product), step(product, other)) == round(2 / 14, 2)
+    assert ranks._unlike(step(product, other), step(product)) == round(2 / 14, 2)
+    assert ranks._unlike(step(product, gather), step(other)) == 1.0
+    unknown = line("product", "a", 1.0, count=7)
+    assert ranks._unlike(step(unknown), step(product, other)) == round(1 / 15, 2)
+    assert ranks._unlike(step(norm), step()) == 0.0
+
+
+def test_modules_for_which_measured_work_counts() -> None:
+    predicted = (line("product", "a", 3.0, module="x"), line("product", "b", 1.0, module="y"))
+    pair = Pair((line("product", "k", 5.0, module="Linear"),), predicted)
+    assert compare._shares(pair, "Linear", {"x", "y"}) == [("x", 0.75), ("y", 0.25)]
+    assert compare._shares(pair, "x", {"x", "y"}) == [("x", 1.0)]
+    assert compare._shares(pair, "Linear", set()) == [("Linear", 1.0)]
+    nothing = Pair(pair.measured, (line("product", "a", 0.0, module="z"),))
+    assert compare._shares(nothing, "Linear", {"z"}) == [("z", 1.0)]
+
+
+def test_ratios_of_ops_are_weighted_by_the_time_that_nothing_holds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Pair((line("product", "k", 4.5, held_s=0.5),), (line("product", "a", 3.0, ops=(1,), held_s=1.0),))
+    usual = Pair(
+        (line("product", "l", 6.0),),
+        (line("product", "a", 2.0, ops=(1,), held_s=1.0), line("product", "b", 5.0, ops=(2,))),
+    )
+    lacking = Pair((), (line("memory", "c", 1.0, ops=(3,)),))
+    found: Any = SimpleNamespace(pairs_of_stages=(slow, usual, lacking))
+    for busy, scale in ((10.0, 1.0), (20.0, 2.0)):
+        monkeypatch.setattr(corrections, "_busy_s", lambda _, busy=busy: {"product": (0.0, busy)})
+        # op 1: ratio 2 for 2 s and ratio 1 for 1 s; op 2: ratio 1 for 5 s; 10 s in all
+        expected = {1: scale * 5 / 3, 2: scale, 3: 1.0}
+        assert corrections._ratios(found) == {row: pytest.approx(ratio) for row, ratio in expected.items()}
