@@ -41,9 +41,9 @@ def test_the_rest_of_the_form() -> None:
     assert "torchtitan" in found["tools"]
 
 
-def prediction(step_s: float, fits: bool = True, plan: Any = None, **parts: float) -> Any:
+def prediction(step_s: float, parts: dict[str, float] | None = None, fits: bool = True, plan: Any = None) -> Any:
     return SimpleNamespace(
-        step_time_s=step_s, fits=fits, breakdown=parts, plan=plan, peak_reserved_gib=90.0, memory_limit_gib=79.2,
+        step_time_s=step_s, fits=fits, breakdown=parts or {}, plan=plan, peak_reserved_gib=90.0, memory_limit_gib=79.2,
         own_plan=lambda: plan,
     )  # fmt: skip
 
@@ -51,14 +51,14 @@ def prediction(step_s: float, fits: bool = True, plan: Any = None, **parts: floa
 def test_why_another_plan_is_slower_or_faster() -> None:
     first, second, third = list(WORK_LOOKS)[:3]
     names = [WORK_LOOKS[name].label for name in (first, second, third)]
-    own = prediction(2.0, **{first: 1.0, second: 0.5, third: 0.5})
-    slower = prediction(3.0, **{first: 1.5, second: 0.8, third: 0.7})
+    own = prediction(2.0, {first: 1.0, second: 0.5, third: 0.5})
+    slower = prediction(3.0, {first: 1.5, second: 0.8, third: 0.7})
     assert planner._why(own, slower) == f"{names[0]} +500 ms, {names[1]} +300 ms"
     assert planner._why(slower, own) == f"{names[0]} -500 ms, {names[1]} -300 ms"
-    mostly = prediction(3.0, **{first: 1.0, second: 1.45, third: 0.55})
+    mostly = prediction(3.0, {first: 1.0, second: 1.45, third: 0.55})
     assert planner._why(own, mostly) == f"{names[1]} +950 ms"
     assert planner._why(mostly, own) == f"{names[1]} -950 ms"
-    assert planner._why(own, prediction(3.0, **{first: 2.0, third: 0.5})) == f"{names[0]} +1.00 s"
+    assert planner._why(own, prediction(3.0, {first: 2.0, third: 0.5})) == f"{names[0]} +1.00 s"
     assert planner._why(own, own) == "no large change"
     assert planner._why(own, prediction(1.0, fits=False)) == "it needs 90.0 GiB of 79.2"
 
