@@ -11,6 +11,7 @@ from forerun.answers.analysis.predict_program import predict_program
 from forerun.common.errors import ForerunError
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.types import N_CATEGORIES, Category, Program, RankClass
+from forerun.interfaces.report import memory_viz
 from forerun.interfaces.report.memory_viz import snapshot, write_snapshot
 
 PLANS = {
@@ -172,3 +173,8 @@ def test_an_event_has_the_time_at_which_the_host_issued_its_node():
         ]
     assert "drop of layer 2, micro batch 3, all" in str(events)
     assert "make, micro batch 3, all" in str(events)
+
+
+@pytest.mark.parametrize(("size", "rounded"), [(0, 512), (1, 512), (512, 512), (513, 1024), (10_000, 10_240)])
+def test_sizes_are_whole_blocks_of_512_bytes(size, rounded):
+    assert memory_viz._rounded(size) == rounded
