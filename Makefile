@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: docs pictures man schemas demo test lint types kernels tests long ray versions bench mutants fuzz clean
+.PHONY: docs pictures man schemas demo test lint types kernels tests long ray versions bench mutants fuzz invariants clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
@@ -77,6 +77,10 @@ schemas: $(VENV)/installed-test
 # commands on mutated inputs: make fuzz N=100000 SEED=3; what breaks something is kept in tests/fuzz/corpus
 fuzz: $(VENV)/installed-test
 	$(BIN)/python tests/fuzz $(N) --seed $(SEED) --keep tests/fuzz/corpus
+
+# what must hold for every plan, over random plans: make invariants N=5000 SEED=1
+invariants: $(VENV)/installed-test
+	$(BIN)/python tests/fuzz/invariants.py $(N) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
