@@ -8,7 +8,7 @@ from forerun.answers.comparison.compare import Comparison
 from forerun.answers.comparison.matching import Pair
 from forerun.answers.comparison.ran_step import COPIES, HELD, HOST, PARTS, WAITING, Line
 from forerun.answers.comparison.ranks import PartDifference, RankDifference
-from forerun.common.units import TERA
+from forerun.common.units import GIGA, TERA
 
 LEAST = 0.01
 """share of the predicted step from which on a part is named"""
@@ -19,7 +19,6 @@ _MORE_LATE = 0.1
 """share of the time of collectives by which more of it is launched late before the verdict says so"""
 _BROKEN = 0.1
 """share of the host's lost time from which on graph breaks are named"""
-_GIGA = 1e9
 
 
 def verdict(found: Comparison) -> str:
@@ -95,7 +94,7 @@ def _collectives(found: Comparison, part: PartDifference, pairs: Sequence[Pair])
     where = f" on {nodes} nodes" if nodes > 1 else ""
     rates = _rates(pairs, "moved_bytes")
     if rates is not None and abs(rates[0] / rates[1] - 1) > _ALIKE:
-        return f"{part.label} at {rates[0] / _GIGA:,.1f} GB/s where {rates[1] / _GIGA:,.1f} were expected{where}"
+        return f"{part.label} at {rates[0] / GIGA:,.1f} GB/s where {rates[1] / GIGA:,.1f} were expected{where}"
     if not part.predicted_busy_s:
         return f"{part.label} that the prediction lacks"
     if not part.measured_busy_s:

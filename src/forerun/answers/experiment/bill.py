@@ -12,11 +12,11 @@ from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.experiment.request import Prices, Request
 from forerun.answers.experiment.result import Bill
+from forerun.common.units import HOUR_S
 from forerun.core.program.causes import EXPOSED, Cause
 from forerun.describe.cluster.catalog import cluster_table
 from forerun.describe.cluster.types import Device
 
-_S_PER_HOUR = 3600.0
 _W_PER_KW = 1000.0
 _WAITING = (*EXPOSED, Cause.BUBBLE, Cause.HOST, Cause.WAITING)
 
@@ -34,7 +34,7 @@ def bill_of(
         busy_share: share of the time in which kernels run, mean over GPUs (`busy_share`); None: all of it.
     """
     setup, prices = request.setup, request.prices
-    hours = total_s / _S_PER_HOUR
+    hours = total_s / HOUR_S
     energy_kwh = power_w(setup, prices, 1.0 if busy_share is None else busy_share) / _W_PER_KW * hours
     energy_dollars = energy_kwh * prices.dollars_per_kwh if prices.dollars_per_kwh else None
     per_hour = gpu_dollars_per_hour(setup, prices)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.common.errors import ForerunError
+from forerun.common.units import DAY_S
 
-_DAY_S = 86_400.0
 MOST_FAILURES = 2_000_000
 """of one schedule; more take minutes"""
 
@@ -34,7 +34,7 @@ class NodeFailures:
         Raises ForerunError after MOST_FAILURES of them.
         """
         random = np.random.default_rng(self.seed)
-        gap_s = 1000.0 * _DAY_S / (self.per_1000_node_days * nodes)
+        gap_s = 1000.0 * DAY_S / (self.per_1000_node_days * nodes)
         now_s = 0.0
         for _ in range(MOST_FAILURES):
             now_s += float(random.exponential(gap_s))

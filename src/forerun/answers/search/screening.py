@@ -16,6 +16,7 @@ from forerun.answers.search.shared import Shared
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.table import PlanTable
 from forerun.answers.search.unit_runs import UnitRuns
+from forerun.common.units import US
 from forerun.core.cost.memory_bound import memory_rates
 from forerun.core.cost.rates import rates_of
 from forerun.core.memory.outside import context_bytes, least_communicator_bytes
@@ -38,7 +39,6 @@ from forerun.sources.symbolic.states import (
 CAUSES = ("parameter", "gradient", "optimizer", "activation", "unsharded")
 """categories of memory that a bound distinguishes"""
 _CHUNK = 1 << 16
-_US = 1e-6
 Parts = tuple[F64 | float, ...]
 """allocated bytes for each entry of CAUSES, (n,) or one value each"""
 
@@ -253,7 +253,7 @@ class Screening:
         moved = update.read + update.written
         copies = 2 * update.to_host * self.host_s_per_byte * (plans.offload == "optimizer")
         s_per_element = where(plans.offload == "params", moved * self.host_s_per_byte, moved * self.s_per_byte + copies)
-        out: F64 = local * s_per_element + self.stack.step_us * _US
+        out: F64 = local * s_per_element + self.stack.step_us * US
         return out
 
     def update_gradient_bytes(self, plans: Plans) -> Column:

@@ -23,12 +23,12 @@ from forerun.astrasim.chakra.program import COMM_TYPES, TracedProgram, traced_pr
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
 from forerun.common.arrays import positions
 from forerun.common.errors import ForerunError
+from forerun.common.units import PS_PER_NS
 from forerun.core.engine.simulate import Timeline, simulate
 from forerun.core.network.network_file import Network, bytes_per_ns
 from forerun.core.program.types import F64, I64, Collective, OpTable
 from forerun.core.program.unfold import unfold
 
-_PS_PER_NS = 1000
 _MOST_NS = 1 << 52
 
 
@@ -71,7 +71,7 @@ def run_streams(
         raise ForerunError(f"the network has {n_ranks} ranks, but there are traces of {len(traces)}")
     times = _Times(machine)
     traced = traced_program(traces, comm_groups, measured, times.seen_by, times.durations_ns)
-    duration_ps = _PS_PER_NS * times.durations_ns(traced.program.ops, traced.members)
+    duration_ps = PS_PER_NS * times.durations_ns(traced.program.ops, traced.members)
     flat, n_ops = unfold(traced.program), len(duration_ps)
     nothing, no_op = np.zeros(n_ops), np.zeros(n_ops, np.bool_)
     timeline = simulate(
@@ -87,7 +87,7 @@ def run_streams(
     ranks_of = np.bincount(traced.class_of_rank, minlength=len(traced.classes))
     for c, one in enumerate(traced.classes):
         nodes = slice(flat.class_ptr[c], flat.class_ptr[c + 1])
-        start, end = timeline.start_ps[nodes] // _PS_PER_NS, timeline.end_ps[nodes] // _PS_PER_NS
+        start, end = timeline.start_ps[nodes] // PS_PER_NS, timeline.end_ps[nodes] // PS_PER_NS
         estimated = traced.program.ops.is_memory_bound[flat.op[nodes]]
         of_class.append(_statistics(one, estimated, machine, start, end))
         kernel = _kernels(one)
@@ -125,7 +125,7 @@ class _Times:
         machine = self.machine
         duration = np.zeros(len(ops), np.int64)
         delays = np.flatnonzero(ops.is_delay)
-        duration[delays] = ops.delay(delays).duration_ps // _PS_PER_NS
+        duration[delays] = ops.delay(delays).duration_ps // PS_PER_NS
         compute = ops.is_memory_bound
         duration[compute] = _roofline_ns(ops.flops[compute], ops.bytes_read[compute], machine)
         storage = ops.is_host_copy

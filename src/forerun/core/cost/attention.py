@@ -20,6 +20,7 @@ from functools import lru_cache
 import numpy as np
 
 from forerun.common.errors import ForerunError
+from forerun.common.units import US
 from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.profile import AttentionEntry, Profile, load_profile
 from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, Attention
@@ -28,7 +29,6 @@ from forerun.describe.cluster.types import Device
 from forerun.describe.kernels.attention import fused_kernel
 
 FOUR_BYTES = ("fp32", "tf32")
-_US = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,10 @@ def attention_rates(
         peak_flops_per_s=peak,
         backward_rate=backward,
         extra_keys=entry.extra_keys,
-        launch_s=entry.launch_us * _US,
+        launch_s=entry.launch_us * US,
         tail_rows=entry.tail * kernel_constants().attention.block_queries * device.multiprocessors,
         slowdown=entry.slowdown,
-        slowdown_tau_s=entry.slowdown_tau_us * _US,
+        slowdown_tau_s=entry.slowdown_tau_us * US,
         bytes_per_s=profile.attention.hbm_fraction * device.memory_bytes_per_s,
         padded=padded / head_dim,
         calibrated=profile.calibrated and head_dim in profile.attention.head_dim and not (rate.stands_in or wide),

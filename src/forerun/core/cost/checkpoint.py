@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from forerun.common.units import US
 from forerun.core.cost.periodic import periodic_constants
 from forerun.describe.cluster.storage import Storage
 from forerun.describe.plan.training_loop import CheckpointMode
-
-_US = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +67,11 @@ def save_cost(
     """
     constants = periodic_constants().checkpoint
     write_s = storage.transfer_s(state.saved_bytes, state.total_bytes)
-    write_s += state.tensors * constants.save_us_per_tensor * _US
+    write_s += state.tensors * constants.save_us_per_tensor * US
     copy_s = state.saved_bytes / host_bytes_per_s
     if mode == "disabled":
         return SaveCost(max(copy_s, write_s), 0.0)
-    stage_s = state.tensors * constants.stage_us_per_tensor * _US
+    stage_s = state.tensors * constants.stage_us_per_tensor * US
     if mode == "async":
         copy_s = max(copy_s, state.saved_bytes / constants.new_memory_bytes_per_s)
         stall_s, beside_s = stage_s + copy_s, write_s
@@ -86,5 +85,5 @@ def save_cost(
 def load_s(state: SavedState, storage: Storage, host_bytes_per_s: float) -> float:
     """Returns the seconds to load a checkpoint: every rank reads all that it holds and copies it to its device."""
     read_s = storage.transfer_s(state.held_bytes, state.held_total_bytes)
-    host_s = state.tensors * periodic_constants().checkpoint.load_us_per_tensor * _US
+    host_s = state.tensors * periodic_constants().checkpoint.load_us_per_tensor * US
     return read_s + host_s + state.held_bytes / host_bytes_per_s

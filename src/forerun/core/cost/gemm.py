@@ -19,6 +19,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from forerun.common.units import US
 from forerun.core.cost.kernel_constants import kernel_constants
 from forerun.core.cost.profile import Profile, load_profile
 from forerun.core.program.kinds import GemmRole
@@ -26,7 +27,6 @@ from forerun.core.program.types import F64, I64
 from forerun.describe.cluster.types import Device
 
 DGRAD, WGRAD = int(GemmRole.DGRAD), int(GemmRole.WGRAD)
-_US = 1e-6
 
 DTYPE_BYTES = {
     "fp32": (4.0, 4.0),
@@ -87,11 +87,11 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
         flops_per_s=entry.p_tflops / profile.reference.peak_tflops[measured] * peak,
         peak_flops_per_s=peak,
         bytes_per_s=entry.hbm_gb_s / profile.reference.hbm_gb_s * device.memory_bytes_per_s,
-        launch_s=entry.launch_us * _US,
+        launch_s=entry.launch_us * US,
         wave_outputs=entry.wave_fraction * kernel_constants().gemm.tile_outputs * device.multiprocessors,
         depth_pad=entry.depth_pad,
         slowdown=entry.slowdown,
-        slowdown_tau_s=entry.slowdown_tau_us * _US,
+        slowdown_tau_s=entry.slowdown_tau_us * US,
         overlap=entry.overlap,
         odd_rows=entry.odd_rows,
         quant_passes=entry.quant_passes,

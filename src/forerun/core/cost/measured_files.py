@@ -10,11 +10,10 @@ from typing import Generic, TypeVar
 
 from forerun.common.admission import cells_of, read_text
 from forerun.common.errors import ForerunError
+from forerun.common.units import GIGA, US
 from forerun.core.cost.measured import ANY, CollectiveShape, Curve, GemmShape, KernelProfile, Measured, NetworkProfile
 from forerun.core.program.types import Collective
 
-_US = 1e-6
-_GIGA = 1e9
 KERNEL_COLUMNS = (
     *("kind", "time_us", "dtype", "m", "n", "k", "batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"),
     *("v_head_dim", "causal", "backward", "kernel", "bytes", "op", "layout"),
@@ -61,7 +60,7 @@ def read_kernel_profile(path: str | Path) -> KernelProfile:
     memory: _Once[tuple[str, float]] = _Once()
     host: _Once[tuple[str, float]] = _Once()
     for row in _rows(Path(path), KERNEL_COLUMNS, ("kind", "time_us")):
-        time_s = row.number("time_us") * _US
+        time_s = row.number("time_us") * US
         kind = row.choice("kind", {name: name for name in ("gemm", "attention", "memory", "host_copy")})
         if kind == "gemm":
             m, n, k = (row.count(column) for column in ("m", "n", "k"))
@@ -91,9 +90,9 @@ def read_network_profile(path: str | Path) -> NetworkProfile:
         if ranks < 2:
             raise row.wrong("ranks", "at least 2")
         if row.has("time_us"):
-            time_s = row.number("time_us") * _US
+            time_s = row.number("time_us") * US
         elif row.has("algbw_gb_per_s"):
-            time_s = size / (row.number("algbw_gb_per_s") * _GIGA)
+            time_s = size / (row.number("algbw_gb_per_s") * GIGA)
         else:
             raise row.error("column time_us: give a time, or the algorithm bandwidth in algbw_gb_per_s")
         points.add(row, ((kind, ranks, row.count("stride", 1)), size), time_s)

@@ -7,11 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from forerun.common.units import US
 from forerun.core.cost.profile import Profile, load_profile
 from forerun.core.program.types import F64, I16, I64
 from forerun.describe.cluster.types import Device
-
-_US = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +31,9 @@ def memory_rates(device: Device, profile: Profile | None = None) -> MemoryRates:
     return MemoryRates(
         bytes_per_s=profile.memory_bound.hbm_fraction * device.memory_bytes_per_s,
         peak_bytes_per_s=device.memory_bytes_per_s,
-        launch_s=profile.memory_bound.launch_us * _US,
+        launch_s=profile.memory_bound.launch_us * US,
         host_fraction=profile.host_copy.link_fraction,
-        host_launch_s=profile.host_copy.launch_us * _US,
+        host_launch_s=profile.host_copy.launch_us * US,
     )
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from forerun.common.shipped import shipped
-from forerun.common.units import GIGA
-
-_US = 1e-6
+from forerun.common.units import GIGA, US
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class GcConstants:
 
     def collection_s(self, regions: float) -> float:
         """Returns the host seconds of one collection after `regions` checkpointed regions ran."""
-        return (self.call_us + regions * self.objects_per_checkpointed_region * self.us_per_object) * _US
+        return (self.call_us + regions * self.objects_per_checkpointed_region * self.us_per_object) * US
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,11 @@ class ProfileConstants:
 
     def recording_s(self, launches: float) -> float:
         """Returns the host seconds that recording adds to `launches` launches."""
-        return launches * self.us_per_launch * _US
+        return launches * self.us_per_launch * US
 
     def export_s(self, launches: float) -> float:
         """Returns the host seconds to write the trace of `launches` launches to a file."""
-        return launches * self.events_per_launch * self.export_us_per_event * _US
+        return launches * self.events_per_launch * self.export_us_per_event * US
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +68,11 @@ class SnapshotConstants:
 
     def recording_s(self, events: float) -> float:
         """Returns the host seconds that recording adds to `events` allocations and frees."""
-        return events * self.us_per_event * _US
+        return events * self.us_per_event * US
 
     def dump_s(self, events: float) -> float:
         """Returns the host seconds to write the history of `events` events to a file."""
-        return min(events, self.most_entries) * self.dump_us_per_entry * _US
+        return min(events, self.most_entries) * self.dump_us_per_entry * US
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class MetricsConstants:
 
     def log_s(self, reduction_s: float) -> float:
         """Returns the seconds of one log on an idle device, where one reduction takes `reduction_s`."""
-        return self.reductions * reduction_s + (self.reads * self.us_per_read + self.log_us) * _US
+        return self.reductions * reduction_s + (self.reads * self.us_per_read + self.log_us) * US
 
 
 @dataclass(frozen=True, slots=True)

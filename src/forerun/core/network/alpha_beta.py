@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import NamedTuple
 
+from forerun.common.units import US
 from forerun.core.network import group_traffic as traffic
 from forerun.core.network.formulas import TREE_PASSES
 from forerun.core.network.group_traffic import Flows, Layout
 from forerun.core.network.link_load import Fabric
-
-_US = 1e-6
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def steps_of(flows: Iterable[Flows], fabric: Fabric, node_size: int, rates: Alph
     load = fabric.load(flows, node_size, 1.0, 1.0)
     near_s, far_s = load.near_latency_s, load.far_latency_s
     if rates.hop_latency_us is not None:
-        near_s = far_s = rates.hop_latency_us * _US
+        near_s = far_s = rates.hop_latency_us * US
     return Steps(load.busiest.s_per_byte / rates.efficiency, near_s, far_s)
 
 

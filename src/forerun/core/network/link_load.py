@@ -9,14 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from forerun.common.units import GIGA
+from forerun.common.units import GIGA, NS_PER_S
 from forerun.core.network.group_traffic import Flows
 from forerun.core.network.nccl import slower
 from forerun.core.network.network_file import Network, bytes_per_ns
 from forerun.core.network.topology.base import Links, Paths, Topology
 from forerun.core.program.types import F64
 
-_NS_PER_S = 1e9
 Watched = Literal["all", "near", "far"]
 
 
@@ -109,4 +108,4 @@ def fabric_of(network: Network) -> Fabric:
     topology = network.topology()
     links = topology.links()
     rate = np.asarray(bytes_per_ns(links.bandwidth_gbps, gib=network.gib)) * GIGA
-    return Fabric(topology, links, rate, links.latency_ns / _NS_PER_S)
+    return Fabric(topology, links, rate, links.latency_ns / NS_PER_S)

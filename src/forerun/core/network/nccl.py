@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
-from forerun.common.units import GIGA
+from forerun.common.units import GIGA, US
 from forerun.core.network.constants import NodeCollectives, NodeOp, NodeSwitches, SwitchLine, fabrics
 from forerun.core.network.formulas import TREE_PASSES, exchanged, passes, rounds
 from forerun.core.network.lines import FREE, Lines, smooth_minimum_s
@@ -23,7 +23,6 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
 from forerun.describe.cluster.types import Cluster, Link
 
-_US = 1e-6
 _SLOWER = 8
 """Power of the norm that joins the times of two resources: near the maximum, without its kink."""
 
@@ -167,7 +166,7 @@ def measured_lines(kind: Collective, ranks: int, op: NodeOp, speed: float) -> Li
     slope = passes(kind, ranks) * (r + op.kappa) / r / (speed * GIGA)
     first = op.a_us + op.h_us * hops
     latency = (first, first + op.d2, first + op.d2 + op.d3 + op.h3 * hops)
-    return Lines(tuple(t * _US for t in latency), (slope / op.bw1, slope / op.bw2, slope / op.bw3))
+    return Lines(tuple(t * US for t in latency), (slope / op.bw1, slope / op.bw2, slope / op.bw3))
 
 
 def _in_node(kind: Collective, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> tuple[Algorithm, ...]:
@@ -199,7 +198,7 @@ def switch_lines(switches: NodeSwitches, ranks: int, bytes_per_s: float) -> Line
     """Lines of an all-reduce that the switches of a node add, on links of `bytes_per_s`."""
     lines = switches.lines
     slopes = tuple(_switch_slope(line, switches, ranks, bytes_per_s) for line in lines)
-    return Lines(tuple(line.latency_us * _US for line in lines), slopes)
+    return Lines(tuple(line.latency_us * US for line in lines), slopes)
 
 
 def _switch_slope(line: SwitchLine, switches: NodeSwitches, ranks: int, bytes_per_s: float) -> float:
@@ -225,7 +224,7 @@ def _switch_trees(nodes: int, ranks: int, link: Link, inside: float) -> Algorith
     far, tree = 1.0 if nodes == 2 else TREE_PASSES, fabrics().in_switch.tree.of(nodes, link.kind)
     latency = tree.tree_us(nodes, 0.0, 0.0, _extra_hop_us(link))
     slope = slower(inside, far / _nics_bytes_per_s(link, ranks)) / tree.rate
-    return Algorithm("NVLSTree", ("Simple",), Lines((latency * _US,), (slope,)), 1.0, far / ranks)
+    return Algorithm("NVLSTree", ("Simple",), Lines((latency * US,), (slope,)), 1.0, far / ranks)
 
 
 def _fabric_switches(nodes: int, ranks: int, link: Link, inside: float, near: float) -> Algorithm:
@@ -233,7 +232,7 @@ def _fabric_switches(nodes: int, ranks: int, link: Link, inside: float, near: fl
     fabric = fabrics().in_switch.fabric
     latency = fabric.base_us + fabric.net_hop_us + _extra_hop_us(link)
     slope = slower(inside, 1.0 / _nics_bytes_per_s(link, ranks)) / fabric.rate
-    return Algorithm("CollNet", ("Simple",), Lines((latency * _US,), (slope,)), near, 1.0 / ranks)
+    return Algorithm("CollNet", ("Simple",), Lines((latency * US,), (slope,)), near, 1.0 / ranks)
 
 
 # -- between nodes ---------------------------------------------------------------------------------------------
@@ -268,7 +267,7 @@ def _nics_bytes_per_s(link: Link, ranks: int) -> float:
 
 def _extra_hop_us(link: Link) -> float:
     """Returns the latency of a hop of this fabric beyond that of the fabric that was measured."""
-    return link.latency_s / _US - fabrics().reference_latency_us
+    return link.latency_s / US - fabrics().reference_latency_us
 
 
 def slower(*times: float) -> float:
@@ -299,7 +298,7 @@ def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measu
     wire, extra = _nics_bytes_per_s(link, ranks), _extra_hop_us(link)
     slope = slower(sent / wire, node_slope)
     protocols = [p.on(link.kind) for p in fabrics().ring]
-    latency = tuple(p.ring_us(nodes, hop_count(ranks), rounds(kind), 0.0, extra) * _US for p in protocols)
+    latency = tuple(p.ring_us(nodes, hop_count(ranks), rounds(kind), 0.0, extra) * US for p in protocols)
     return Lines(latency, tuple(slope / p.rate for p in protocols))
 
 
@@ -310,7 +309,7 @@ def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectiv
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured)
     slope, extra = slower(TREE_PASSES / _nics_bytes_per_s(link, ranks), node_slope), _extra_hop_us(link)
     protocols = [p.on(link.kind) for p in fabrics().tree]
-    latency = tuple(p.tree_us(nodes, hop_count(ranks), 0.0, extra) * _US for p in protocols)
+    latency = tuple(p.tree_us(nodes, hop_count(ranks), 0.0, extra) * US for p in protocols)
     return Lines(latency, tuple(slope / p.rate for p in protocols))
 
 
@@ -320,12 +319,12 @@ def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollecti
     node_slope = _node_slope(Collective.ALL_TO_ALL, ranks, near, cluster, measured)
     exchange = fabrics().all_to_all
     latency = exchange.latency_us(nodes * ranks, _extra_hop_us(link), link.kind)
-    return Lines((latency * _US,), (slower(far / (_wire_bytes_per_s(link) * exchange.rate), node_slope),))
+    return Lines((latency * US,), (slower(far / (_wire_bytes_per_s(link) * exchange.rate), node_slope),))
 
 
 def _neighbours(cluster: Cluster, link: Link) -> Lines:
     """A transfer over one GPU's share of the NICs."""
     wire, extra = _wire_bytes_per_s(link), _extra_hop_us(link)
     first, *_, last = (p.on(link.kind) for p in fabrics().ring)
-    latency = tuple((p.base_us + p.net_hop_us + p.crossings * extra) * _US for p in (first, last))
+    latency = tuple((p.base_us + p.net_hop_us + p.crossings * extra) * US for p in (first, last))
     return Lines(latency, (1 / (wire * first.rate), 1 / (wire * last.rate)))

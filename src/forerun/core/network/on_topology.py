@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Literal
 
 from forerun.common.errors import ForerunError
+from forerun.common.units import US
 from forerun.common.yaml_files import read_yaml
 from forerun.core.network import group_traffic as traffic
 from forerun.core.network.constants import NodeCollectives, NodeOp, NodeSwitches, fabrics
@@ -49,7 +50,6 @@ from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
 from forerun.describe.cluster.types import Cluster
 
-_US = 1e-6
 Pattern = Literal["ring", "rails", "trees", "switches", "direct", "hops"]
 _FILE_SUFFIXES = (".yaml", ".yml", ".json")
 _SPREAD = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
@@ -201,7 +201,7 @@ def _in_node(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
     latency_s = measured_lines(kind, ranks, op, 1.0).latency_s
     loss = sharing(op, ranks) * constants.link_gb_s
     found = [
-        _way(time_s / _US + extra_us, load, pattern, rounds(kind), bandwidth / loss)
+        _way(time_s / US + extra_us, load, pattern, rounds(kind), bandwidth / loss)
         for time_s, bandwidth in zip(latency_s, (op.bw1, op.bw2, op.bw3), strict=True)
     ]
     switches = loads.added_in_nodes(kind)
@@ -239,7 +239,7 @@ def _between_nodes(kind: Collective, loads: _Loads) -> tuple[Way, ...]:
 def _way(latency_us: float, load: Load, pattern: Pattern, rounds: float = 1.0, rate: float = 1.0) -> Way:
     link = load.busiest
     busiest = Busiest(link.src, link.dst, link.s_per_byte * rounds)
-    return Way(latency_us * _US, load.s_per_byte * rounds / rate, busiest, pattern, rounds)
+    return Way(latency_us * US, load.s_per_byte * rounds / rate, busiest, pattern, rounds)
 
 
 def sharing(op: NodeOp, ranks: int) -> float:
@@ -300,11 +300,11 @@ class _Loads:
 
     def far_extra_us(self, load: Load) -> float:
         """Returns the latency of a hop between nodes beyond that of the fabric that was measured."""
-        return (load.far_latency_s or load.near_latency_s) / _US - fabrics().reference_latency_us
+        return (load.far_latency_s or load.near_latency_s) / US - fabrics().reference_latency_us
 
     def near_extra_us(self, load: Load) -> float:
         """Returns the latency of a hop inside a node beyond that of the cluster's own link."""
-        return max(0.0, load.near_latency_s - self.cluster.links[0].latency_s) / _US
+        return max(0.0, load.near_latency_s - self.cluster.links[0].latency_s) / US
 
     def costs(self, pattern: Pattern) -> tuple[float, float]:
         """Returns how many times longer messages inside and between nodes take than at the full rate of a link.

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from forerun.common.errors import ForerunError
+from forerun.common.units import US
 from forerun.core.network.alpha_beta import AlphaBeta, ring_line, tree_line
 from forerun.core.network.formulas import passes
 from forerun.core.network.group_traffic import Layout
@@ -23,8 +24,6 @@ from forerun.core.network.patterns import CommunicationPattern, Wires, has_all_r
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
 from forerun.describe.plan.plan import Plan
-
-_US = 1e-6
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class CollectivePattern(CommunicationPattern):
         if self.rates is None:
             return self.nccl_lines(group, wires)
         latency, slope = zip(*_textbook(self, Layout.of(group, wires.n_gpus), wires), strict=True)
-        return Lines(tuple(time_s + self.rates.base_latency_us * _US for time_s in latency), slope)
+        return Lines(tuple(time_s + self.rates.base_latency_us * US for time_s in latency), slope)
 
     def nccl_lines(self, group: CommGroup, wires: Wires) -> Lines:
         """Returns the lines with NCCL's constants, on the cluster's links or on the topology."""
@@ -209,7 +208,7 @@ class ReduceScatter(CollectivePattern):
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
         """Returns the line of a ring, with the base latency twice."""
         latency_s, s_per_byte = _ring_all_reduce(layout, wires, rates)
-        return [(latency_s + rates.base_latency_us * _US, s_per_byte)]
+        return [(latency_s + rates.base_latency_us * US, s_per_byte)]
 
 
 @dataclass(frozen=True)

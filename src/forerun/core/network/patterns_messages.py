@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.common.errors import ForerunError
+from forerun.common.units import US
 from forerun.core.network.alpha_beta import AlphaBeta
 from forerun.core.network.constants import fabrics
 from forerun.core.network.group_traffic import Flows, Layout
@@ -26,9 +27,6 @@ from forerun.core.network.on_topology import sharing
 from forerun.core.network.patterns import CommunicationPattern, Wires
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, I32
-
-_US = 1e-6
-
 
 Message = tuple[int, int, float]
 """rank that sends, rank that receives, bytes; ranks are those of the group, 0 to its size - 1"""
@@ -76,9 +74,9 @@ class MessagePattern(CommunicationPattern):
         rounds = list(_timed(self, size_bytes, group, wires))
         if self.rates is not None:
             hop_us = self.rates.hop_latency_us
-            steps = (one.times * (max(one.near_s, one.far_s) if hop_us is None else hop_us * _US) for one in rounds)
+            steps = (one.times * (max(one.near_s, one.far_s) if hop_us is None else hop_us * US) for one in rounds)
             busy_s = sum(one.times * one.busy_s for one in rounds) / self.rates.efficiency
-            return Lines((self.rates.base_latency_us * _US + sum(steps),), (busy_s,))
+            return Lines((self.rates.base_latency_us * US + sum(steps),), (busy_s,))
         busy_s = sum(one.times * one.busy_s for one in rounds)
         return (_lines_in_node if group.nodes == 1 else _lines_between_nodes)(rounds, busy_s, group, wires)
 
@@ -163,12 +161,12 @@ def _lines_in_node(rounds: list[_Timed], busy_s: float, group: CommGroup, wires:
     constants, _ = node_constants(wires.cluster, wires.measured)
     op, steps = constants.all_to_all, sum(one.times for one in rounds)
     link_s = wires.cluster.links[0].latency_s
-    extra_us = sum(one.times * max(0.0, one.near_s - link_s) for one in rounds) / _US
+    extra_us = sum(one.times * max(0.0, one.near_s - link_s) for one in rounds) / US
     reduce, bandwidths = constants.all_reduce, (op.bw1, op.bw2, op.bw3)
     hop_us = (reduce.h_us / 2, reduce.h_us / 2, (reduce.h_us + reduce.h3) / 2)
     """an all-reduce of r + 1 ranks takes h r for 2 r steps"""
     base_us = (op.a_us, op.a_us + op.d2, op.a_us + op.d2 + op.d3)
-    latency = tuple((base + steps * hop + extra_us) * _US for base, hop in zip(base_us, hop_us, strict=True))
+    latency = tuple((base + steps * hop + extra_us) * US for base, hop in zip(base_us, hop_us, strict=True))
     return Lines(latency, tuple(busy_s * op.bw3 / bandwidth for bandwidth in bandwidths))
 
 
@@ -179,10 +177,10 @@ def _lines_between_nodes(rounds: list[_Timed], busy_s: float, group: CommGroup, 
     for p in fabrics().ring:
         steps_us = 0.0
         for one in rounds:
-            near_us = p.node_hop_us + max(0.0, one.near_s - link_s) / _US
-            far_us = p.net_hop_us + one.far_s / _US - reference_us
+            near_us = p.node_hop_us + max(0.0, one.near_s - link_s) / US
+            far_us = p.net_hop_us + one.far_s / US - reference_us
             steps_us += one.times * (far_us if one.far_s else near_us)
-        latency.append((p.base_us + steps_us) * _US)
+        latency.append((p.base_us + steps_us) * US)
         slope.append(busy_s / p.rate)
     return Lines(tuple(latency), tuple(slope))
 

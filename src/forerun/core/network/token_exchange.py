@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 
-from forerun.common.units import GIGA
+from forerun.common.units import GIGA, US
 from forerun.core.network.nccl import outer_link, slower
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import TokenExchange
 from forerun.core.program.types import OpTable
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.kernels.dispatchers import Transport, transport_of
-
-_US = 1e-6
 
 
 @lru_cache(maxsize=4096)
@@ -81,7 +79,7 @@ def exchange_time(
     moved = (transport.sm_gb_s_across if across else transport.sm_gb_s)[routing.combine] * transport.sms * GIGA
     near_s = near / min(transport.near_share * cluster.links[0].bytes_per_s, moved)
     far_s = far / (transport.far_share * outer_link(cluster, group.nodes).bytes_per_s) if across else 0.0
-    return ExchangeTime(transport.notify_us * _US, slower(near_s, far_s), near_s, far_s)
+    return ExchangeTime(transport.notify_us * US, slower(near_s, far_s), near_s, far_s)
 
 
 def exchange_of(ops: OpTable, row: int, groups: Sequence[CommGroup], cluster: Cluster) -> ExchangeTime:

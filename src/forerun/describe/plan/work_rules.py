@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from math import inf
 
+from forerun.common.units import MIB
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.parameters import compute_parameter_count
@@ -29,7 +30,6 @@ MOST_BUCKETS = 20_000
 """of a size that the plan gives"""
 MOST_STACK_BUCKETS = 500_000
 """of the stack's size; so many that a model whose gradients no GPU could hold still runs out of memory"""
-_MIB = 1 << 20
 AnyModel = ModelSpec | LayeredModel
 
 
@@ -104,4 +104,4 @@ def _stack_buckets(model: AnyModel, plan: Plans) -> Column:
 def _pieces(model: AnyModel, plan: Plans, mib: Column) -> Column:
     """Returns how many pieces of `mib` MiB make up the gradients of a rank that replicas reduce."""
     share = _parameters(model) * 4 / (plan.tp * plan.pp * plan.ep)
-    return where(plan.dp_replicate > 1, share / _MIB / mib, 0)
+    return where(plan.dp_replicate > 1, share / MIB / mib, 0)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
-from forerun.common.units import GIGA
+from forerun.common.units import GIGA, US
 from forerun.common.yaml_files import parse_yaml
 from forerun.core.cost.profile import Profile, load_profile, parse_profile
 from forerun.core.cost.profile_text import profile_text, written_over
@@ -20,8 +20,6 @@ from forerun.evidence.measure.fit import mape
 from forerun.evidence.measure.new_profile import LINKS, NewPart, at_device, fitted_on, with_parts, with_roles
 from forerun.evidence.measure.parts import ALL, FOLDS, Fitted, Part, backward_rates, parts_of, role_rates, rows_of
 from forerun.evidence.measure.samples import Samples
-
-_US = 1e-6
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def _constants(values: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str,
 
 
 def _errors(part: Part, fitted: Fitted) -> Iterator[ErrorRow]:
-    measured = part.table["latency_us"] * _US
+    measured = part.table["latency_us"] * US
     before, after = part.before(fitted, part.table), fitted.time_s(part.table)
     left_out = _left_out(part)
     for name, mask in part.classes.items():

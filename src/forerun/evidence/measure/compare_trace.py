@@ -26,7 +26,7 @@ from rich.table import Table
 from forerun.answers.analysis.predict_program import predict_program, read_program, stack_of
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
-from forerun.common.units import GIB, PS_PER_S
+from forerun.common.units import GIB, MS, PS_PER_S
 from forerun.core.cost.step_costs import Launching, step_costs
 from forerun.core.memory.profile import profile
 from forerun.core.program.counts import op_counts
@@ -40,7 +40,6 @@ from forerun.sources.trace.job import Job
 from forerun.sources.trace.launch import Limits
 from forerun.sources.trace.record import trace_job
 
-_MS = 1e-3
 _FAILED = 2
 
 
@@ -79,7 +78,7 @@ def compare(
     for kernel in kernels:
         key = kernel.key(known)
         count, total = measured.get(key, (0, 0.0))
-        measured[key] = count + 1, total + kernel.duration_us * _MS
+        measured[key] = count + 1, total + kernel.duration_us * MS
     rows = [
         Row(name, counts[0], seen[0], counts[1], seen[1])
         for name in known | set(measured)
@@ -89,8 +88,8 @@ def compare(
     start_us = min(kernel.start_us for kernel in kernels)
     return Comparison(
         rows=tuple(sorted(rows, key=lambda row: (-row.measured_ms, -row.predicted_ms, row.name))),
-        predicted_step_ms=predict_program(program, cluster).prediction.step_time_s / _MS,
-        measured_step_ms=(end_us - start_us) * _MS,
+        predicted_step_ms=predict_program(program, cluster).prediction.step_time_s / MS,
+        measured_step_ms=(end_us - start_us) * MS,
         predicted_peak_bytes=profile(program)[role].peak_bytes,
         measured_peak_bytes=peak_bytes,
     )
@@ -114,7 +113,7 @@ def _predicted(program: Program, cluster: Cluster, role: int) -> dict[str, tuple
         name = collective_key(Collective(ops.collective[op]).name.lower()) if talks else ops.name[op]
         launches = 1 if talks else int(ops.launches[op])
         kernels, total = out.get(name, (0, 0.0))
-        time_ms = float(costs.duration_ps[op]) / PS_PER_S / _MS
+        time_ms = float(costs.duration_ps[op]) / PS_PER_S / MS
         out[name] = kernels + int(counts[op]) * launches, total + int(counts[op]) * time_ms
     return {name: found for name, found in out.items() if found[0]}
 

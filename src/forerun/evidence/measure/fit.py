@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
 from forerun.common.shipped import shipped
-from forerun.common.units import GIGA, TERA
+from forerun.common.units import GIGA, TERA, US
 from forerun.core.cost.attention import AttentionRates, attention_s
 from forerun.core.cost.gemm import GemmRates, gemm_s
 from forerun.core.cost.kernel_constants import kernel_constants
@@ -28,7 +28,6 @@ from forerun.core.program.kinds import Attention
 from forerun.core.program.types import F64, Collective
 
 Columns = Mapping[str, npt.ArrayLike]
-_US = 1e-6
 _SCALE = 0.1
 """logarithmic error beyond which a measurement loses weight"""
 LEAST_ROWS = {"gemm": 10, "attention": 7, "bytes": 4, "collectives": 9}
@@ -135,11 +134,11 @@ def gemm_constants(entry: GemmEntry, peaks: Peaks, input_bytes: float = 2.0, out
         flops_per_s=entry.p_tflops * TERA,
         peak_flops_per_s=peaks.tflops * TERA,
         bytes_per_s=entry.hbm_gb_s * GIGA,
-        launch_s=entry.launch_us * _US,
+        launch_s=entry.launch_us * US,
         wave_outputs=entry.wave_fraction * 128 * 128 * peaks.multiprocessors,
         depth_pad=entry.depth_pad,
         slowdown=entry.slowdown,
-        slowdown_tau_s=entry.slowdown_tau_us * _US,
+        slowdown_tau_s=entry.slowdown_tau_us * US,
         overlap=entry.overlap,
         odd_rows=entry.odd_rows,
         quant_passes=entry.quant_passes,
@@ -186,7 +185,7 @@ def fit_gemm(
     def model_s(x: F64) -> F64:
         return gemm_s(m, n, k, gemm_constants(entry(x), peaks, input_bytes, output_bytes), batch)
 
-    best, error = _fit(parameters, model_s, latency_us * _US, gemm_weights(m, n, k))
+    best, error = _fit(parameters, model_s, latency_us * US, gemm_weights(m, n, k))
     return entry(best), error
 
 
@@ -206,10 +205,10 @@ def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
         peak_flops_per_s=peaks.tflops * TERA,
         backward_rate=1.0,
         extra_keys=entry.extra_keys,
-        launch_s=entry.launch_us * _US,
+        launch_s=entry.launch_us * US,
         tail_rows=entry.tail * 128 * peaks.multiprocessors,
         slowdown=entry.slowdown,
-        slowdown_tau_s=entry.slowdown_tau_us * _US,
+        slowdown_tau_s=entry.slowdown_tau_us * US,
         element_bytes=kernel_constants().attention.element_bytes,
         bytes_per_s=_starts().attention_hbm_fraction * peaks.hbm_gb_s * GIGA,
         padded=1.0,
@@ -259,7 +258,7 @@ def fit_attention(data: Columns, peaks: Peaks, kv_cache: bool = False) -> tuple[
 
     training = (shapes.seq_q >= 2048) & (shapes.batch * shapes.heads >= 16)
     weight = np.where(training, 3.0, np.where(shapes.seq_q >= 1024, 1.5, 0.5))
-    best, error = _fit(parameters, model_s, latency_us * _US, weight)
+    best, error = _fit(parameters, model_s, latency_us * US, weight)
     return entry(best), passes(best), error
 
 
@@ -275,9 +274,9 @@ def fit_bytes(data: Columns, peak_gb_s: float) -> tuple[float, float, float]:
     slope = 1.0 / (peak_gb_s * GIGA)
 
     def model_s(x: F64) -> F64:
-        return np.asarray(x[0] * _US + size * slope / x[1], np.float64)
+        return np.asarray(x[0] * US + size * slope / x[1], np.float64)
 
-    best, error = _fit(_starts().bytes, model_s, latency_us * _US, np.ones_like(size))
+    best, error = _fit(_starts().bytes, model_s, latency_us * US, np.ones_like(size))
     return float(best[0]), float(best[1]), error
 
 
@@ -326,5 +325,5 @@ def fit_collective(
     def model_s(x: F64) -> F64:
         return collective_s(kind, NodeOp(*(float(value) for value in x)), ranks, size, switches)
 
-    best, error = _fit(parameters, model_s, latency_us * _US, np.where(size >= 2**20, 2.0, 1.0))
+    best, error = _fit(parameters, model_s, latency_us * US, np.where(size >= 2**20, 2.0, 1.0))
     return NodeOp(*(float(value) for value in best)), error

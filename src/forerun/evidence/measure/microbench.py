@@ -10,12 +10,12 @@ from typing import Any
 
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
+from forerun.common.units import US
 from forerun.core.program.types import Collective
 from forerun.evidence.measure.bench_kernels import Case, Sizes, kernel_cases, tiny_kernel
 from forerun.evidence.measure.nccl_tests import Key, network_csv
 from forerun.evidence.measure.timers import CudaTimer, Run, Timer
 
-_US = 1e-6
 _COLUMNS = (
     *("kind", "dtype", "m", "n", "k", "layout", "batch", "heads", "kv_heads", "seq_q", "seq_kv", "head_dim"),
     *("causal", "backward", "kernel", "bytes", "op", "time_us"),
@@ -79,9 +79,9 @@ def measure_kernels(
         except (RuntimeError, NotImplementedError) as error:  # The device lacks the kernel, or has too little memory.
             failed.setdefault(_kind(case), next(iter(str(error).strip().splitlines()), repr(error)))
         else:
-            rows.append({**case.cells, "time_us": f"{time_s / _US:.5g}"})
+            rows.append({**case.cells, "time_us": f"{time_s / US:.5g}"})
         progress(done)
-    issue_us = timer.issue_s(tiny_kernel(torch, timer.device)) / _US
+    issue_us = timer.issue_s(tiny_kernel(torch, timer.device)) / US
     return Measurements(tuple(rows), issue_us, tuple(f"{kind}: {why}" for kind, why in failed.items()))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from forerun.common.admission import read_bytes
 from forerun.common.errors import ForerunError
+from forerun.common.units import US
 from forerun.core.program.types import Collective
 
 TESTS = {
@@ -32,7 +33,6 @@ _PREFIX = re.compile(r"^\s*(?:\[\d+(?:,\d+)*\]\s*<std\w+>:\s?|\d+:\s)")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)", re.IGNORECASE)
 _THREADS = re.compile(r"#\s*nThread\s+(\d+)\s+nGpus\s+(\d+)")
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:e[+-]?\d+)?", re.IGNORECASE)
-_US = 1e-6
 _KILO = 1e3
 """bytes per microsecond in 1 GB/s"""
 _ROUNDED, _LAST_DIGIT = 0.02, 0.01
@@ -77,7 +77,7 @@ def read_nccl_log(path: Path) -> dict[Key, float]:
             found.setdefault((kind, ranks, stride, size), []).extend(times_us)
     if not found:
         raise ForerunError(f"{path}: no table of nccl-tests among more than one rank (all_reduce_perf and the others)")
-    return {key: float(np.median(times)) * _US for key, times in sorted(found.items())}
+    return {key: float(np.median(times)) * US for key, times in sorted(found.items())}
 
 
 def nodes_of(path: Path) -> int:
@@ -90,7 +90,7 @@ def network_csv(times_s: Mapping[Key, float]) -> str:
     """Returns the text of a file for `--network-profile`."""
     lines = ["collective,ranks,stride,bytes,time_us"]
     for (kind, ranks, stride, size), time_s in sorted(times_s.items()):
-        lines.append(f"{kind.name.lower()},{ranks},{stride},{size:.0f},{time_s / _US:.6g}")
+        lines.append(f"{kind.name.lower()},{ranks},{stride},{size:.0f},{time_s / US:.6g}")
     return "\n".join(lines) + "\n"
 
 

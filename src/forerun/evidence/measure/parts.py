@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.common.units import GIGA, TERA
+from forerun.common.units import GIGA, TERA, US
 from forerun.core.cost.attention import AttentionRates, attention_s
 from forerun.core.cost.gemm import DGRAD, DTYPE_BYTES, WGRAD, GemmRates, gemm_s
 from forerun.core.cost.measured import ANY
@@ -40,7 +40,6 @@ from forerun.evidence.measure.fit import (
 )
 from forerun.evidence.measure.samples import OPS, Mask, Samples, Table
 
-_US = 1e-6
 FOLDS = 5
 ALL = "all"
 """name of the class of all rows"""
@@ -175,7 +174,7 @@ def role_rates(samples: Samples, entry: GemmEntry, device: Device) -> Iterator[R
         def seconds(rate: float, rows: Table = rows, constants: GemmRates = constants) -> F64:
             return gemm_s(rows["m"], rows["n"], rows["k"], constants, rows["batch"], speed=rate)
 
-        rate, error = fit_rate(seconds, rows["latency_us"] * _US)
+        rate, error = fit_rate(seconds, rows["latency_us"] * US)
         yield RoleRate(role, len(rows["m"]), rate, error)
 
 
@@ -260,7 +259,7 @@ def backward_rates(samples: Samples, profile: Profile, device: Device) -> Iterat
             ) -> F64:
                 return attention_s(shapes, constants, rate * forward)
 
-            rate, _ = fit_rate(seconds, rows["latency_us"] * _US)
+            rate, _ = fit_rate(seconds, rows["latency_us"] * US)
             label = f"{kernel or 'any kernel'}, head size {int(head_dim)}"
             yield label, len(shapes.batch), rate, kernel_rate(kernel, device, head_dim, backward=True)
 
@@ -272,7 +271,7 @@ def _bytes(section: str, table: Table, old: Profile, peak_gb_s: float) -> Part:
     present_entry = old.memory_bound if section == "memory_bound" else old.host_copy
 
     def under(launch_us: float, share: float, rows: Table) -> F64:
-        return np.asarray(launch_us * _US + rows["bytes"] / (share * peak_gb_s * GIGA), np.float64)
+        return np.asarray(launch_us * US + rows["bytes"] / (share * peak_gb_s * GIGA), np.float64)
 
     def fit(rows: Table) -> Fitted:
         launch_us, share, _ = fit_bytes(rows, peak_gb_s)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
+from forerun.common.units import US
 from forerun.core.cost.measured import ANY, Curve, KernelProfile
 from forerun.core.cost.measured_files import read_kernel_profile, read_network_profile
 from forerun.core.program.types import F64, Collective
@@ -27,7 +28,6 @@ OPS = {
 }
 """collectives for which a profile has constants"""
 _NAMES = {kind: name for name, kind in OPS.items()}
-_US = 1e-6
 _SHAPE = ("batch", "heads", "kv_heads", "seq", "seq_kv", "head_dim", "causal", "backward", "v_head_dim")
 _TABLES = ("gemm.parquet", "attention_forward.parquet", "nccl.parquet")
 _TABLE_DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
@@ -73,7 +73,7 @@ def read_samples(kernels: Sequence[Path], network: Sequence[Path], node_size: in
         for dtype, rows in _products(profile):
             products.setdefault(dtype, []).append(rows)
         for (kernel, shape), time_s in profile.attention.items():
-            heads.setdefault(kernel, []).append((*map(float, shape), time_s / _US))
+            heads.setdefault(kernel, []).append((*map(float, shape), time_s / US))
         for curve in profile.memory.values():
             memory += _points(curve)
         host += _points(profile.host_copy) if profile.host_copy is not None else []
@@ -145,13 +145,13 @@ def network_times(paths: Sequence[Path]) -> dict[Key, float]:
 
 def _products(profile: KernelProfile) -> Iterable[tuple[str, tuple[float, ...]]]:
     for (dtype, *shape), time_s in profile.gemm.items():
-        yield dtype, (*map(float, shape), 0.0, time_s / _US)
+        yield dtype, (*map(float, shape), 0.0, time_s / US)
     for (layout, (dtype, *shape)), time_s in profile.gemm_of_layout.items():
-        yield dtype, (*map(float, shape), float(layout), time_s / _US)
+        yield dtype, (*map(float, shape), float(layout), time_s / US)
 
 
 def _points(curve: Curve) -> list[tuple[float, float]]:
-    return [(size, time_s / _US) for size, time_s in zip(curve.size_bytes, curve.time_s, strict=True)]
+    return [(size, time_s / US) for size, time_s in zip(curve.size_bytes, curve.time_s, strict=True)]
 
 
 def _collectives(paths: Sequence[Path], node_size: int) -> tuple[dict[str, Table], int]:
@@ -166,7 +166,7 @@ def _collectives(paths: Sequence[Path], node_size: int) -> tuple[dict[str, Table
             if several or ranks > node_size or stride != 1:
                 left_out += 1
             elif kind in _NAMES:
-                rows.setdefault(_NAMES[kind], []).append((float(ranks), size, time_s / _US))
+                rows.setdefault(_NAMES[kind], []).append((float(ranks), size, time_s / US))
     columns = ("num_gpus", "message_bytes")
     return {name: _table(columns, rows[name]) for name in OPS if name in rows}, left_out
 

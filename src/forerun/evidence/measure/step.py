@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forerun.answers.analysis.prediction import Prediction
-from forerun.common.units import GIB, MIB
+from forerun.common.units import GIB, MIB, MS
 
-_MS = 1e-3
 _PERCENT = 1e-2
 
 
@@ -54,7 +53,7 @@ def figures(prediction: Prediction, measured: MeasuredStep | None) -> tuple[Figu
     return (
         *(Figure(f"{name}, most so far", "MiB", *pair) for name, pair in _in_order(stages).items()),
         Figure("peak of a step", "MiB", peak_mib, None if measured is None else measured.peak_bytes / MIB),
-        Figure("step", "ms", prediction.step_time_s / _MS, None if measured is None else measured.step_s / _MS),
+        Figure("step", "ms", prediction.step_time_s / MS, None if measured is None else measured.step_s / MS),
         Figure("MFU", "%", *_mfu(prediction, measured)),
     )
 

@@ -16,6 +16,7 @@ from forerun.answers.comparison.ran_step import WAITING
 from forerun.answers.comparison.verdict import LEAST, name_of, verdict
 from forerun.answers.profile.kernel_types import short_name
 from forerun.common.files import whole_file
+from forerun.common.units import GIGA
 from forerun.interfaces.report.console import make_table, print_table
 from forerun.interfaces.report.figures import percent, seconds
 from forerun.interfaces.report.page import Code, Document, Figures, Heading, Listing, Part, Plot, Table, Text
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 _NAME = 44
 _NOTHING_S = 1e-8
 """differences of sums of times below this are rounding"""
-_GIGA = 1e9
 _COLLECTIVE = ("part", "count", "bytes", "measured GB/s", "predicted GB/s", "waiting", "lost")
 _PAIR = ("work", "kernel", "module", "shape", "count", "measured", "predicted", "lost")
 _RANKS = ("rank", "work, measured", "predicted", "lost", "waiting, measured", "predicted", "most lost in")
@@ -220,7 +220,7 @@ def _bytes(pair: Pair) -> str:
 
 
 def _rate(bytes_per_s: float | None) -> str:
-    return "-" if bytes_per_s is None else f"{bytes_per_s / _GIGA:,.1f}"
+    return "-" if bytes_per_s is None else f"{bytes_per_s / GIGA:,.1f}"
 
 
 def _pair_row(pair: Pair) -> tuple[str, ...]:

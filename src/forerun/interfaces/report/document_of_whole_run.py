@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forerun.common.units import DAY_S
 from forerun.interfaces.report.figures import percent
 from forerun.interfaces.report.page import Document, Figures, Heading, Listing, Part, Plot, Table
 from forerun.interfaces.report.page_sections import reproduce_section
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from forerun.answers.goodput.outcome import Event, Outcome
     from forerun.answers.goodput.study import RunStudy
 
-_DAY_S = 86_400.0
 _COLOURS = {"failure": VERMILLION, "maintenance": PURPLE, "slow": ORANGE, "resize": GREEN}
 _BINS = 30
 _LANE_PX, _AXIS_PX = 34, 140
@@ -132,7 +132,7 @@ def _time_line(first: Outcome) -> Plot:
         f"{len(each['x']):,} {lane}" for lane, each in zip(lanes, data, strict=True)
     )
     y = axis("", type="category", categoryarray=lanes[::-1])
-    x = axis("days since the start", range=[0, first.wall_s / _DAY_S])
+    x = axis("days since the start", range=[0, first.wall_s / DAY_S])
     return Plot(data, layout(x, y), about, _LANE_PX * len(lanes) + _AXIS_PX)
 
 
@@ -147,7 +147,7 @@ def _lane(name: str, events: Sequence[Event]) -> dict[str, Any]:
         "mode": "markers",
         "name": name,
         "showlegend": False,
-        "x": rounded([event.start_s / _DAY_S for event in events]),
+        "x": rounded([event.start_s / DAY_S for event in events]),
         "y": [name] * len(events),
         "marker": {
             "symbol": "line-ns-open",

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.answers.jobs.outcome import ClusterRequest, PolicyOutcome, in_use
+from forerun.common.units import HOUR_S
 from forerun.interfaces.report.console import make_table
 from forerun.interfaces.report.drawing import short
 from forerun.interfaces.report.figures import percent
@@ -23,7 +24,6 @@ from forerun.interfaces.report.whole_run import duration
 COLUMNS = ("policy", "mean JCT", "median", "99 %", "wait", "makespan", "use", "goodput", "Jain", "stops")
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 _MOST_POINTS = 2_000
-_HOUR_S = 3_600.0
 _LANES = 40
 """jobs in a Gantt chart"""
 _LETTERS = 24
@@ -177,7 +177,7 @@ def _use(request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> Plot:
     for one, colour in zip(outcomes, _colours(outcomes), strict=True):
         times, gpus = in_use(one.jobs)
         every = max(1, len(times) // _MOST_POINTS)
-        hours = rounded([time / _HOUR_S for time in times[::every]])
+        hours = rounded([time / HOUR_S for time in times[::every]])
         data.append(_line(one.policy, hours, gpus[::every], colour, "hv"))
     said = "; ".join(f"{one.policy}: {percent(one.utilisation)}" for one in outcomes)
     y = axis("GPUs in use", range=[0, 1.05 * request.gpus])
@@ -190,7 +190,7 @@ def _completion(outcomes: Sequence[PolicyOutcome]) -> Plot:
         times = sorted(job.jct_s for job in one.jobs)
         every = max(1, len(times) // _MOST_POINTS)
         shares = rounded([100.0 * (i + 1) / len(times) for i in range(0, len(times), every)])
-        data.append(_line(one.policy, rounded([time / _HOUR_S for time in times[::every]]), shares, colour, "linear"))
+        data.append(_line(one.policy, rounded([time / HOUR_S for time in times[::every]]), shares, colour, "linear"))
     said = "; ".join(f"{one.policy}: median {duration(one.jct_s(0.5))}" for one in outcomes)
     x = axis("hours from submission to end (logarithmic)", type="log")
     return Plot(data, layout(x, axis("share of jobs that ended, %")), f"Completion times of jobs; {said}")
@@ -222,8 +222,8 @@ def _periods(name: str, periods: Sequence[tuple[str, float, float]], colour: str
         "orientation": "h",
         "name": name,
         "y": [lane for lane, _, _ in periods],
-        "x": rounded([(end_s - begin_s) / _HOUR_S for _, begin_s, end_s in periods]),
-        "base": rounded([begin_s / _HOUR_S for _, begin_s, _ in periods]),
+        "x": rounded([(end_s - begin_s) / HOUR_S for _, begin_s, end_s in periods]),
+        "base": rounded([begin_s / HOUR_S for _, begin_s, _ in periods]),
         "marker": {"color": colour},
         "customdata": [f"{duration(begin_s)} to {duration(end_s)}" for _, begin_s, end_s in periods],
         "hovertemplate": f"%{{y}} {name}: %{{customdata}}<extra></extra>",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.text import Text
 
+from forerun.common.units import GIGA
 from forerun.describe.model.layered import MB, LayeredModel
 from forerun.describe.model.parameters import (
     active_parameter_count,
@@ -22,7 +23,6 @@ from forerun.interfaces.report.console import print_table
 
 _KEPT_BYTES = 2
 """bytes of an element of an activation in mixed precision"""
-_GIGA = 1e9
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
         _print_notes(out, model)
         return
     totals = (
-        f"{model.parameter_count:,} parameters, forward {model.forward_flops / _GIGA:.2f} GFLOPs,"
+        f"{model.parameter_count:,} parameters, forward {model.forward_flops / GIGA:.2f} GFLOPs,"
         f" kept {model.activation_bytes(_KEPT_BYTES) / MB:.1f} MB"
     )
     layers = (
@@ -126,8 +126,8 @@ def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
             row.layer_type,
             "x".join(map(str, row.output_shape)),
             f"{row.num_parameters:,}" if row.num_parameters else "",
-            f"{row.forward_flops / _GIGA:.3f}",
-            f"{row.backward_flops / _GIGA:.3f}",
+            f"{row.forward_flops / GIGA:.3f}",
+            f"{row.backward_flops / GIGA:.3f}",
             f"{row.activation_memory_mb:.2f}",
         )
         for row in layer_rows(model)

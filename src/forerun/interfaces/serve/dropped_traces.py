@@ -12,10 +12,10 @@ from forerun.astrasim.astra.statistics import RankStatistics
 from forerun.astrasim.chakra.info import info, overall
 from forerun.common.errors import ForerunError
 from forerun.common.files import make_folder
+from forerun.common.units import NS
 from forerun.interfaces.report.figures import seconds
 from forerun.interfaces.report.page import Document, Figures, Heading, Table, Text
 
-_NS = 1e-9
 _NETWORKS = (".yml", ".yaml")
 _CASE_FILES = ("system.json", "comm_group.json", "remote_memory.json")
 
@@ -106,4 +106,4 @@ def _row(rank: str, one: RankStatistics) -> tuple[str, ...]:
 
 
 def _s(time_ns: int) -> str:
-    return seconds(time_ns * _NS)
+    return seconds(time_ns * NS)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from forerun.common.errors import ForerunError
+from forerun.common.units import PS_PER_NS
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.origin import PROFILE
@@ -42,7 +43,6 @@ from forerun.sources.profile.step import NONE, Step
 
 _NODE_SIZE = 8
 """ranks of a node where no file says"""
-_PS_PER_NS = 1000
 _HOST = Stream.PP_RECV_GRAD_BACK
 """the stream on which the host's own time stands; the host waits for it"""
 _COLLECTIVE_STREAMS = (Stream.REDUCE, Stream.GATHER, Stream.TP, Stream.CP, Stream.EP)
@@ -154,11 +154,11 @@ class _Table:
 
     def add(self, op: int, time_ns: int) -> int:
         """Returns the number of the op `op` of the builder where it took this time."""
-        return self.number.setdefault((op, time_ns * _PS_PER_NS), len(self.number))
+        return self.number.setdefault((op, time_ns * PS_PER_NS), len(self.number))
 
     def delay(self, name: str, time_ns: int) -> int:
         """Returns the number of a fixed time."""
-        op = self.builder.delay(name, time_ns * _PS_PER_NS)
+        op = self.builder.delay(name, time_ns * PS_PER_NS)
         if name == _HOST_TIME:
             self.of_host.add(op)
         return self.number.setdefault((op, NONE), len(self.number))

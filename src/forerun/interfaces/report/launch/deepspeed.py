@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from forerun.common.units import MIB
 from forerun.describe.plan.plan import FP8_PRECISIONS
 from forerun.interfaces.report.launch.torchrun import script
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from forerun.interfaces.report.launch.translation import Launch, Translation
 
 CONFIG = "ds_config.json"
-_MIB = 2**20
 
 
 def deepspeed(t: Translation) -> Launch:
@@ -80,7 +80,7 @@ def _zero(t: Translation) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage, "overlap_comm": t.give("overlap_grad_reduce")}
     if t.give("ddp_bucket_mib"):
         width = 4 if plan.reduce_dtype == "fp32" else 2
-        zero["reduce_bucket_size"] = max(1, round(plan.ddp_bucket_mib * _MIB / width))
+        zero["reduce_bucket_size"] = max(1, round(plan.ddp_bucket_mib * MIB / width))
     if stage == 3:
         t.implied_if(plan.reshard_after_forward != "never", "reshard_after_forward", "see stage3_max_reuse_distance")
         t.implied_if(plan.prefetch == 1, "prefetch", "DeepSpeed gathers by bytes ahead (stage3_prefetch_bucket_size)")
