@@ -20,7 +20,7 @@ WINGS = [
 """from the ground up; wings of one floor don't know each other"""
 ROOMS = {
     "common": [
-        ["version", "errors", "units", "arrays", "former_names"],
+        ["version", "errors", "units", "arrays", "former_names", "execution_trace"],
         ["admission"],
         ["files", "native", "processes", "content", "records", "own_code"],
         ["jit", "ray_cluster", "toml_files", "parsed_yaml", "array_files", "shown"],

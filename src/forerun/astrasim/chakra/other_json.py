@@ -19,6 +19,7 @@ from forerun.astrasim.chakra.schema import AttributeProto, GlobalMetadata, Node
 from forerun.astrasim.chakra.trace import CommType, NodeKind
 from forerun.common.admission import parse_json
 from forerun.common.errors import ForerunError
+from forerun.common.execution_trace import COMMUNICATION, is_root, tensors
 
 _NUMBERS = (
     *("num_ops", "tensor_size", "comm_type", "comm_priority", "comm_size", "comm_src", "comm_dst", "comm_tag"),
@@ -28,7 +29,6 @@ _TEXTS = ("pg_name",)
 _CAMEL = {"ctrlDeps": "ctrl_deps", "dataDeps": "data_deps", "durationMicros": "duration_micros"}
 _BESIDE, _SPACE = re.compile(r"\}\s*\{"), re.compile(r"\s*")
 _PROCESS_GROUPS = "## process_group:init ##"
-_ROOT = "[pytorch|profiler|execution_"
 _COLLECTIVES = (
     ("reduce_scatter", CommType.REDUCE_SCATTER),
     ("reducescatter", CommType.REDUCE_SCATTER),
@@ -118,7 +118,7 @@ def execution_trace(data: dict[str, Any], place: str) -> Iterator[Any]:
         if not isinstance(record, dict) or not isinstance(record.get("id"), int):
             raise ForerunError(f"{where}: a node needs an id, got {json.dumps(record)[:60]}")
         name, node_id = str(record.get("name", "")), record["id"]
-        if name.startswith(_ROOT):
+        if is_root(name):
             continue
         inputs, outputs = _values(record, "inputs"), _values(record, "outputs")
         attributes: dict[str, Any] = {"is_cpu_op": True}
@@ -126,7 +126,7 @@ def execution_trace(data: dict[str, Any], place: str) -> Iterator[Any]:
         if name == _PROCESS_GROUPS:
             kind, text = NodeKind.METADATA, repr([str(value) for value in inputs])
             groups.update(_process_groups(inputs))
-        elif name == "record_param_comms" and (meant := _collective(inputs, groups)):
+        elif name == COMMUNICATION and (meant := _collective(inputs, groups)):
             kind, attributes = NodeKind.COLLECTIVE, meant
         caller = record.get("ctrl_deps", record.get("parent"))
         reads = dict.fromkeys(last_writer[one] for one in _storages(inputs) if one in last_writer)
@@ -162,19 +162,8 @@ def _values(record: dict[str, Any], side: str) -> list[Any]:
     return values if isinstance(values, list) else []
 
 
-def _tensors(values: Any) -> Iterator[list[Any]]:
-    """Yields the tensors in nested lists: [number, storage, offset, elements, bytes of an element, device]."""
-    if not isinstance(values, list):
-        return
-    if len(values) == 6 and isinstance(values[5], str) and all(isinstance(value, int) for value in values[:5]):
-        yield values
-        return
-    for value in values:
-        yield from _tensors(value)
-
-
 def _storages(values: list[Any]) -> list[int]:
-    return [tensor[1] for tensor in _tensors(values)]
+    return [tensor[1] for tensor in tensors(values)]
 
 
 def _process_groups(inputs: list[Any]) -> dict[Any, str]:
@@ -198,7 +187,7 @@ def _collective(inputs: list[Any], groups: dict[Any, str]) -> dict[str, Any] | N
     kind = next((kind for text in texts for part, kind in _COLLECTIVES if part in text), None)
     if kind is None:
         return None
-    size = sum(tensor[3] * tensor[4] for tensor in _tensors(inputs[0] if inputs else []))
+    size = sum(tensor[3] * tensor[4] for tensor in tensors(inputs[0] if inputs else []))
     candidates = [one for value in inputs for one in (value if isinstance(value, list) else [value])]
     group = next((groups[one] for one in candidates if isinstance(one, (int, str)) and one in groups), "")
     named = {"pg_name": group} if group else {}

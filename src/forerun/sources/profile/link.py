@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 
 from forerun.common.admission import decoded, parse_json, read_bytes
 from forerun.common.errors import ForerunError
+from forerun.common.execution_trace import COMMUNICATION, is_root, tensors
 
-_ROOT = "[pytorch|profiler|execution_"
-_COMMUNICATION = "record_param_comms"
 _MOST_RATIO, _MOST_BYTES = 300, 1 << 31
 _FEWEST = 8
 """a thread of fewer operators could be found anywhere"""
@@ -94,7 +93,7 @@ def _operators(nodes: list[Any]) -> Iterator[_Operator]:
     known = [node for node in nodes if isinstance(node, dict) and isinstance(node.get("id"), int)]
     for node in sorted(known, key=lambda node: node["id"]):
         name = str(node.get("name", ""))
-        if name.startswith(_ROOT):
+        if is_root(name):
             continue
         inputs = node.get("inputs", [])
         of: dict[str, Any] = inputs if isinstance(inputs, dict) else {}
@@ -103,7 +102,7 @@ def _operators(nodes: list[Any]) -> Iterator[_Operator]:
         values = of.get("values", inputs)
         kinds = [_plain(one) for one in types if isinstance(one, str)] if isinstance(types, (list, tuple)) else []
         arguments: dict[str, Any] = {"Input Dims": shapes, "Input type": kinds}
-        if name == _COMMUNICATION:
+        if name == COMMUNICATION:
             arguments |= _call(values, kinds)
         yield _Operator(name, _attribute(node, "rf_id"), _attribute(node, "tid"), arguments)
 
@@ -130,7 +129,7 @@ def _call(values: Any, types: list[str]) -> dict[str, Any]:
     """Returns what a profile since 2024 says of a collective, as far as the inputs of its call tell."""
     given = values if isinstance(values, list) else []
     name = next((one for one in given if isinstance(one, str) and one.isidentifier()), "")
-    elements = sum(tensor[3] for tensor in _tensors(given[:1]))
+    elements = sum(tensor[3] for tensor in tensors(given[:1]))
     found: dict[str, Any] = {"Collective name": name, "In msg nelems": elements} if name else {}
     dtype = next((_NAMES.get(one, one) for one in types if one), "")
     size = given[-1] if given and isinstance(given[-1], int) and not isinstance(given[-1], bool) else 0
@@ -138,16 +137,6 @@ def _call(values: Any, types: list[str]) -> dict[str, Any]:
         gathers = "gather" in name
         found |= {"dtype": dtype, "Group size": size, "Out msg nelems": elements * size if gathers else elements}
     return found
-
-
-def _tensors(values: Any) -> Iterator[list[Any]]:
-    if not isinstance(values, list):
-        return
-    if len(values) == 6 and isinstance(values[5], str) and all(isinstance(one, int) for one in values[:5]):
-        yield values
-        return
-    for value in values:
-        yield from _tensors(value)
 
 
 def _by_record(events: list[dict[str, Any]], operators: list[_Operator]) -> Iterator[tuple[dict[str, Any], _Operator]]:
