@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from forerun.describe.model.layered import Layer, LayeredModel
-from forerun.describe.model.parameters import layer_counts
+from forerun.describe.model.parameters import layer_counts, own_kv
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
 Matrix = tuple[int, int]
@@ -43,6 +43,9 @@ def _outside_layers(spec: ModelSpec) -> list[Matrix]:
     found = [(spec.vocab, hidden)] * (1 if spec.tied_embeddings else 2)
     found += [(spec.max_positions, hidden)] if spec.position == "learned" else []
     found += [(spec.token_types, hidden)] if spec.token_types else []
+    if spec.layer_input:
+        inputs = spec.n_layers * spec.layer_input
+        found += [(spec.layer_input_vocab, inputs), (inputs, hidden)]
     found += [(hidden, hidden)] * (spec.pooler + spec.head_transform)
     return found + ([(spec.pooler_classes, hidden)] if spec.pooler_classes else [])
 
@@ -50,6 +53,8 @@ def _outside_layers(spec: ModelSpec) -> list[Matrix]:
 def _in_layer(spec: ModelSpec) -> list[Matrix]:
     """Returns the matrices of a model of one layer."""
     found = _attention(spec) if spec.n_heads else []
+    if spec.layer_input:
+        found += [(spec.layer_input, spec.hidden), (spec.hidden, spec.layer_input)]
     if spec.scan is not None:
         scan, hidden = spec.scan, spec.hidden
         found += [(scan.in_width, hidden), (hidden, scan.out_width), *((m, n) for n, m in scan.inner)]
@@ -67,7 +72,7 @@ def _attention(spec: ModelSpec) -> list[Matrix]:
     if spec.mla is not None:
         return _latent_attention(spec, spec.mla)
     query, key_value = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    width = query * (1 + spec.attention_gate) + 2 * key_value * (not spec.shared_kv)
+    width = query * (1 + spec.attention_gate) + key_value * own_kv(spec)
     return [(width, hidden), (hidden, query)]
 
 

@@ -6,12 +6,14 @@ from collections import Counter
 
 from forerun.describe.model.spec import IndexerSpec, MLASpec, ModelSpec
 
+_TABLES = ("embedding", "position_embedding", "token_type_embedding", "layer_input_table")
+
 
 def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
     """Returns the parameters of layer number `layer` (from 0) by part, for the parts that the layer has.
 
     Parts: attention, scan, norm (every norm of the layer, those inside attention included), mlp, router, experts (all
-    of them), shared_experts (with their gate).
+    of them), shared_experts (with their gate), layer_input, other.
     """
     return kind_parameters(spec.layer(layer))
 
@@ -23,6 +25,7 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
         "scan": layer.scan.parameters(layer.hidden) if layer.scan else 0,
         "norm": _layer_norms(layer),
         "mlp": 0 if layer.moe else _feed_forward(layer, layer.ffn_hidden),
+        "layer_input": 2 * layer.hidden * layer.layer_input,
         "other": layer.other_parameters,
     }
     if layer.moe:
@@ -37,14 +40,16 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
 def outer_parameters(spec: ModelSpec) -> dict[str, int]:
     """Returns the parameters outside the layers by part, for the parts that the model has; a tied head adds no matrix.
 
-    Parts: embedding, position_embedding, token_type_embedding, embedding_norm, final_norm, pooler, head_transform,
-    head.
+    Parts: embedding, position_embedding, token_type_embedding, layer_input_table, layer_input_projection,
+    embedding_norm, final_norm, pooler, head_transform, head.
     """
-    hidden, norm = spec.hidden, _norm(spec, spec.hidden)
+    hidden, norm, inputs = spec.hidden, _norm(spec, spec.hidden), spec.n_layers * spec.layer_input
     parts = {
         "embedding": spec.vocab * hidden,
         "position_embedding": spec.max_positions * hidden if spec.position == "learned" else 0,
         "token_type_embedding": spec.token_types * hidden,
+        "layer_input_table": spec.layer_input_vocab * inputs,
+        "layer_input_projection": hidden * inputs + bool(inputs) * _norm(spec, spec.layer_input),
         "embedding_norm": norm * spec.embedding_norm,
         "final_norm": norm * spec.final_norm,
         "pooler": spec.pooler * (hidden * hidden + hidden) + spec.pooler_classes * (hidden + 1),
@@ -74,7 +79,7 @@ def active_parameter_count(spec: ModelSpec) -> int:
 def compute_parameter_count(spec: ModelSpec) -> int:
     """Returns the number of active parameters that multiply: no look-up tables, but the head's matrix, tied or not."""
     outer = outer_parameters(spec)
-    tables = sum(outer.get(part, 0) for part in ("embedding", "position_embedding", "token_type_embedding"))
+    tables = sum(outer.get(part, 0) for part in _TABLES)
     return active_parameter_count(spec) - tables + spec.tied_embeddings * spec.vocab * spec.hidden
 
 
@@ -114,8 +119,13 @@ def _attention(spec: ModelSpec) -> int:
     if spec.mla:
         return _latent_attention(spec, spec.mla) + sinks
     query, key_value = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    width = query * (1 + spec.attention_gate) + 2 * key_value * (not spec.shared_kv)
+    width = query * (1 + spec.attention_gate) + key_value * own_kv(spec)
     return _linear(spec.hidden, width, spec.qkv_bias) + _linear(query, spec.hidden, spec.out_bias) + sinks
+
+
+def own_kv(spec: ModelSpec) -> int:
+    """Returns how many projections a layer has for keys and values: 2, 1 for both, or none where it reads others'."""
+    return 0 if spec.shared_kv else 1 if spec.equal_kv else 2
 
 
 def _latent_attention(spec: ModelSpec, mla: MLASpec) -> int:
@@ -145,7 +155,7 @@ def _indexer(spec: ModelSpec, indexer: IndexerSpec) -> int:
 def _layer_norms(spec: ModelSpec) -> int:
     halves = 1 if spec.parallel and spec.shared_norm else spec.has_mixer + spec.has_feed_forward
     each = 2 if spec.norm_place == "both" else 1
-    count = spec.block_norms * halves * each * _norm(spec, spec.hidden)
+    count = (spec.block_norms * halves * each + bool(spec.layer_input)) * _norm(spec, spec.hidden)
     if spec.n_heads and spec.mla:
         count += _norm(spec, spec.mla.kv_lora_rank) + _norm(spec, spec.mla.q_lora_rank or 0)
     elif spec.n_heads and spec.qk_norm:

@@ -94,6 +94,9 @@ class IndexerSpec:
             raise ForerunError(f"indexer: every size must be at least 1: {self}")
 
 
+_LAYER_INPUT = ("layer_input", "layer_input_vocab")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder or encoder stack of layers between an embedding and a head.
@@ -151,6 +154,12 @@ class ModelSpec:
     """weights of `qk_norm`: one head's width, a width of all heads, or none"""
     shared_kv: bool = False
     """the layer reads the keys and values of a layer before it"""
+    equal_kv: bool = False
+    """one projection for keys and values (Gemma 4)"""
+    layer_input: int = 0
+    """width of an input that each layer has for itself, from a table of its own and from the embedding (Gemma 4)"""
+    layer_input_vocab: int = 0
+    """rows of the table of these inputs"""
     indexer: IndexerSpec | None = None
     scan: ScanSpec | None = None
     """a recurrence in place of the attention, or beside it where `n_heads` is above 0"""
@@ -192,7 +201,7 @@ class ModelSpec:
             )
         if self.pooler_classes and not self.pooler:
             raise ForerunError(f"model {self.name}: pooler_classes {self.pooler_classes} needs pooler: true")
-        for key in ("max_positions", "token_types", "pooler_classes", "other_parameters"):
+        for key in ("max_positions", "token_types", "pooler_classes", "other_parameters", *_LAYER_INPUT):
             if getattr(self, key) < 0:
                 raise ForerunError(f"model {self.name}: {key} must be at least 0, got {getattr(self, key)}")
         for key in ("sliding_window", "attention_chunk"):

@@ -23,12 +23,15 @@ def embedding_section(kernels: TransformerKernels) -> Section:
         weights.matrices.append(model.max_positions * s.hidden)
     if model.token_types:
         weights.matrices.append(model.token_types * s.hidden)
+    inputs = model.n_layers * model.layer_input
+    if inputs:
+        weights.matrices.append(ceil_div(model.layer_input_vocab, kernels.plan.tp) * inputs)
     weights.wide = sum(weights.matrices)
     if kernels.stack.dtensor:  # every rank makes the gradient of the whole table, then takes its part
         weights.beyond = (kernels.plan.tp - 1) * s.vocab * s.hidden
     size = s.tokens * s.hidden * s.act_bytes
     lookups = 1 + (model.position == "learned") + bool(model.token_types)
-    forward, backward = kernels.pattern("embedding", lookups * s.tokens * s.hidden, "composed")
+    forward, backward = kernels.pattern("embedding", s.tokens * (lookups * s.hidden + inputs), "composed")
     sp = kernels.plan.sequence_parallel and kernels.plan.tp > 1
     kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
     forward = forward + kernels.collective("embedding.reduce", kind, "tp", size, Stream.TP)
@@ -45,9 +48,27 @@ def embedding_section(kernels: TransformerKernels) -> Section:
             gradless=True,
         )
     )
+    if inputs:
+        _layer_inputs(section, inputs)
     if model.embedding_norm:
         section.norm("embedding.norm", "x", "x.normed", s.tokens_sp, EMBEDDING)
     return section
+
+
+def _layer_inputs(section: Section, width: int) -> None:
+    """Writes the inputs of all layers, `width` together: rows of the table and normed projections of the embedding."""
+    s, model = section.kernels.shapes, section.kernels.model
+    name, size = "layer_inputs", s.tokens_sp * width * s.act_bytes
+    section.weights.add_matrix(s.hidden, width)
+    section.linear(Product(f"{name}.projection", "x", name, s.hidden, width, False, EMBEDDING), s.tokens_sp)
+    rows = s.tokens_sp * model.n_layers
+    section.norm(f"{name}.norm", name, f"{name}.normed", rows, EMBEDDING, model.layer_input)
+    forward, backward = section.kernels.pattern("residual", s.tokens_sp * width, "composed")
+    reads, makes = (f"{name}.normed",), ((f"{name}.sum", size),)
+    op = TapeOp(
+        f"{name}.sum", "pointwise", EMBEDDING, forward, backward, reads=reads, saves=(f"{name}.sum",), makes=makes
+    )
+    section.tape.add(op)
 
 
 def head_section(kernels: TransformerKernels) -> Section:

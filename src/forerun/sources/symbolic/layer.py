@@ -10,6 +10,7 @@ from forerun.sources.symbolic.expert import experts
 from forerun.sources.symbolic.feed_forward import feed_forward
 from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
 from forerun.sources.symbolic.linear import Section
+from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.queries_keys_values import SHARED
 from forerun.sources.symbolic.recurrence import scan
 from forerun.sources.symbolic.tape import Region, Tape, TapeOp, keep_nothing
@@ -36,11 +37,29 @@ def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
             section.residual("attention_residual", "x", branch, stream, ATTENTION)
         if model.has_feed_forward:
             branch = _half(section, stream, FFN)
-            section.residual("ffn_residual", stream, branch, "y", FFN)
+            after = "f" if model.layer_input else "y"
+            section.residual("ffn_residual", stream, branch, after, FFN)
+        if model.layer_input:
+            _layer_input(section, "f", "y")
     section.weights.vectors += [model.other_parameters] * (model.other_parameters > 0)
     section.freeze()
     settle_activations(kernels, tape, checkpointed)
     return section
+
+
+def _layer_input(section: Section, x: str, y: str) -> None:
+    """Writes the branch that gates the layer's own input by `x`; every tensor-parallel rank has its weights whole."""
+    kernels, s = section.kernels, section.kernels.shapes
+    width, style = kernels.model.layer_input, kernels.stack.activation
+    gate, product, out = "layer_input.gate", "layer_input.product", "layer_input.out"
+    section.weights.add_matrix(s.hidden, width)
+    section.linear(Product(gate, x, gate, s.hidden, width, False, FFN), s.tokens_sp)
+    makes = ((product, s.tokens_sp * width * s.act_bytes),)
+    section.pointwise(product, "swiglu", s.tokens_sp * width, style, (gate,), makes, (gate,), FFN)
+    section.weights.add_matrix(width, s.hidden)
+    section.linear(Product(out, product, out, width, s.hidden, False, FFN), s.tokens_sp)
+    section.norm("layer_input.norm", out, out + ".normed", s.tokens_sp, FFN_NORM)
+    section.residual("layer_input_residual", x, out + ".normed", y, FFN)
 
 
 def _half(section: Section, stream: str, half: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.describe.model.parameters import qk_norm_widths
+from forerun.describe.model.parameters import own_kv, qk_norm_widths
 from forerun.describe.model.spec import IndexerSpec
 from forerun.describe.stacks.stack import NormStyle, Stack
 from forerun.sources.symbolic.linear import Section
@@ -39,15 +39,15 @@ def attention_bytes(section: Section) -> tuple[int, int, int]:
 def _projections(section: Section, x: str, module: int) -> None:
     kernels, s = section.kernels, section.kernels.shapes
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    own, gates = not kernels.model.shared_kv, kernels.model.attention_gate
+    own, gates = own_kv(kernels.model), kernels.model.attention_gate
     if kernels.stack.fused_qkv:
-        width = q * (1 + gates) + 2 * kv * own
+        width = q * (1 + gates) + kv * own
         section.column("attention.qkv", x, s.hidden, [("attention.qkv", "q", width)], kernels.model.qkv_bias, module)
-        apart = [q * (1 + gates), *[kv] * (2 * own)]  # an optimizer of matrices takes the parts one by one
+        apart = [q * (1 + gates), *[kv] * own]  # an optimizer of matrices takes the parts one by one
         section.weights.shapes[-1:] = [Matrix(rows, s.hidden) for rows in apart]
     else:
         outs = [("attention.q", "q", q), ("attention.k", "k", kv), ("attention.v", "v", kv)]
-        outs = [*outs[: 1 + 2 * own], *([("attention.gate_in", "gate", q)] if gates else [])]
+        outs = [*outs[: 1 + own], *([("attention.gate_in", "gate", q)] if gates else [])]
         section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
 
 
@@ -135,6 +135,10 @@ def _rope_and_norms(section: Section, module: int) -> None:
         pattern, style = kernels.norm_pattern, _narrow_norm(kernels.stack)
         section.pointwise("attention.qk_norm", pattern, elements, style, reads, makes, reads, module)
         reads = ("q.normed", "k.normed")[: 1 + own]
+    if kernels.model.equal_kv and own and not fused:  # values are the keys under a norm of their own
+        value = s.tokens * s.kv_heads * s.head_dim
+        pattern, style = kernels.norm_pattern, _narrow_norm(kernels.stack)
+        section.pointwise("attention.v_norm", pattern, value, style, ("k",), (("v", kv),), ("k",), module)
     makes = (("q.rotated", q), ("k.rotated", kv))[: 1 + own]
     if fused and own:  # rotation copies queries and keys out of the fused projection; values stay in it
         makes = (*makes, ("v", kv))

@@ -19,6 +19,8 @@ def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:
         (model.other_parameters > 0, "parameters of layers that Forerun does not know"),
         (model.indexer is not None, "indexer of keys"),
         (model.shared_kv, "keys and values that layers share"),
+        (model.equal_kv, "one projection for keys and values"),
+        (model.layer_input > 0, "inputs of each layer's own"),
         (model.qk_norm and model.qk_norm_over != "head", "norms over the queries and keys of all heads"),
         (model.norm_place != "before", "norms after the halves of a layer"),
         (not model.norm_weight, "norms without weights"),
