@@ -58,16 +58,55 @@ def _grouped(config: Fields, shared: str = "n_shared_experts", count: str = "n_r
 
 
 def _first_dense(config: Fields) -> int:
-    """Returns how many of the first layers are dense: `first_k_dense_replace`, or `mlp_layer_types` in newer files."""
+    """Returns how many of the first layers are dense: `first_k_dense_replace`, `mlp_layer_types` in newer files, or
+    `moe_layer_freq` as a number for each layer."""
     layers = config.integer("num_hidden_layers")
     dense = min(config.integer("first_k_dense_replace", 0, least=0), layers)
-    if not config.stated("mlp_layer_types"):
+    if config.is_list("moe_layer_freq"):
+        words = ["sparse" if one else "dense" for one in config.items("moe_layer_freq")]
+    elif config.stated("mlp_layer_types"):
+        words = layer_words(config, "mlp_layer_types", ("dense", "sparse"), ())
+    else:
         return dense
-    words = layer_words(config, "mlp_layer_types", ("dense", "sparse"), ())
     first = words.index("sparse") if "sparse" in words else layers
     if "dense" in words[first:]:
-        raise config.error("mlp_layer_types", "has dense layers behind sparse ones, which is not supported")
+        key = "moe_layer_freq" if config.is_list("moe_layer_freq") else "mlp_layer_types"
+        raise config.error(key, "has dense layers behind sparse ones, which is not supported")
     return first
+
+
+@family("mimo_v2_flash", "MiMoV2FlashForCausalLM")
+def mimo_v2_flash(config: Fields) -> Values:
+    """Reads MiMo-V2-Flash: values narrower than keys; layers with a window have more key heads, and sinks.
+
+    Files on the hub have a number for each layer in place of words, and keys of their own for layers with a window.
+    """
+    values = decoder(config, needs_kv_heads=True) | {
+        "v_head_dim": config.integer("v_head_dim"),
+        "moe": _grouped(config),
+    }
+    values |= {"qkv_bias": config.flag("attention_bias")}
+    layers, kv_heads = config.integer("num_hidden_layers"), config.integer("num_key_value_heads")
+    for key, same in (
+        ("swa_num_attention_heads", "n_heads"),
+        ("swa_head_dim", "head_dim"),
+        ("swa_v_head_dim", "v_head_dim"),
+    ):
+        config.expect(key, values[same])
+    config.expect("add_full_attention_sink_bias", False)
+    usual = [FULL, *every(6, FULL, SLIDING, layers)[1:]]
+    if config.stated("hybrid_layer_pattern"):
+        usual = [SLIDING if slides else FULL for slides in config.items("hybrid_layer_pattern")]
+    width = config.integer("sliding_window", 129)
+    if config.stated("sliding_window_size"):
+        width = config.integer("sliding_window_size") + 1
+    sliding: Values = {
+        "sliding_window": width,
+        "n_kv_heads": config.integer("swa_num_key_value_heads", 2 * kv_heads),
+        "sinks": config.flag("add_swa_attention_sink_bias", True),
+    }
+    kinds: dict[str, Values] = {FULL: {"n_kv_heads": kv_heads}, SLIDING: sliding}
+    return values | each_layer([kinds[word] for word in layer_words(config, "layer_types", (FULL, SLIDING), usual)])
 
 
 @family("deepseek_v32", "DeepseekV32ForCausalLM")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from forerun.describe.model.layered import Layer, LayeredModel
-from forerun.describe.model.parameters import layer_counts, own_kv
+from forerun.describe.model.parameters import layer_counts, projected_width
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
 Matrix = tuple[int, int]
@@ -71,9 +71,7 @@ def _attention(spec: ModelSpec) -> list[Matrix]:
     hidden = spec.hidden
     if spec.mla is not None:
         return _latent_attention(spec, spec.mla)
-    query, key_value = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    width = query * (1 + spec.attention_gate) + key_value * own_kv(spec)
-    return [(width, hidden), (hidden, query)]
+    return [(projected_width(spec), hidden), (hidden, spec.n_heads * spec.value_dim)]
 
 
 def _latent_attention(spec: ModelSpec, mla: MLASpec) -> list[Matrix]:

@@ -118,9 +118,17 @@ def _attention(spec: ModelSpec) -> int:
     sinks = spec.sinks * spec.n_heads
     if spec.mla:
         return _latent_attention(spec, spec.mla) + sinks
-    query, key_value = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-    width = query * (1 + spec.attention_gate) + key_value * own_kv(spec)
-    return _linear(spec.hidden, width, spec.qkv_bias) + _linear(query, spec.hidden, spec.out_bias) + sinks
+    read = spec.n_heads * spec.value_dim
+    return (
+        _linear(spec.hidden, projected_width(spec), spec.qkv_bias) + _linear(read, spec.hidden, spec.out_bias) + sinks
+    )
+
+
+def projected_width(spec: ModelSpec) -> int:
+    """Returns the width of a layer's queries, gates, keys and values together."""
+    keys, values = spec.n_kv_heads * spec.head_dim, spec.n_kv_heads * spec.value_dim
+    own = own_kv(spec)
+    return spec.n_heads * spec.head_dim * (1 + spec.attention_gate) + keys * (own > 0) + values * (own > 1)
 
 
 def own_kv(spec: ModelSpec) -> int:
@@ -179,6 +187,5 @@ def _feed_forward(spec: ModelSpec, width: int) -> int:
 
 
 def _mean_attention_width(spec: ModelSpec) -> float:
-    if spec.mla:
-        return spec.n_heads * (spec.mla.qk_nope_dim + spec.mla.qk_rope_dim + spec.mla.v_head_dim) / 2
-    return float(spec.n_heads * spec.head_dim)
+    keys = spec.mla.qk_nope_dim + spec.mla.qk_rope_dim if spec.mla else spec.head_dim
+    return spec.n_heads * (keys + spec.value_dim) / 2

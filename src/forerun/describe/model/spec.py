@@ -94,7 +94,7 @@ class IndexerSpec:
             raise ForerunError(f"indexer: every size must be at least 1: {self}")
 
 
-_LAYER_INPUT = ("layer_input", "layer_input_vocab")
+_WIDTHS = ("v_head_dim", "layer_input", "layer_input_vocab")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +154,8 @@ class ModelSpec:
     """weights of `qk_norm`: one head's width, a width of all heads, or none"""
     shared_kv: bool = False
     """the layer reads the keys and values of a layer before it"""
+    v_head_dim: int = 0
+    """width of a head of values, where it differs from `head_dim`; 0: it is the same"""
     equal_kv: bool = False
     """one projection for keys and values (Gemma 4)"""
     layer_input: int = 0
@@ -201,7 +203,7 @@ class ModelSpec:
             )
         if self.pooler_classes and not self.pooler:
             raise ForerunError(f"model {self.name}: pooler_classes {self.pooler_classes} needs pooler: true")
-        for key in ("max_positions", "token_types", "pooler_classes", "other_parameters", *_LAYER_INPUT):
+        for key in ("max_positions", "token_types", "pooler_classes", "other_parameters", *_WIDTHS):
             if getattr(self, key) < 0:
                 raise ForerunError(f"model {self.name}: {key} must be at least 0, got {getattr(self, key)}")
         for key in ("sliding_window", "attention_chunk"):
@@ -211,6 +213,11 @@ class ModelSpec:
             raise ForerunError(
                 f"model {self.name}: n_dense_layers {self.moe.n_dense_layers} exceeds n_layers {self.n_layers}"
             )
+
+    @property
+    def value_dim(self) -> int:
+        """The width of a head of values."""
+        return self.mla.v_head_dim if self.mla else self.v_head_dim or self.head_dim
 
     @property
     def gated_mlp(self) -> bool:

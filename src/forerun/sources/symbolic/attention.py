@@ -27,7 +27,7 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
     kernels, shapes = section.kernels, section.kernels.shapes
     rows = _output_gate(section, module)
     if kernels.stack.sequence_first and kernels.plan.micro_batch > 1:
-        inside, rows, (_, _, size) = rows, "o.rows", attention_bytes(section)
+        inside, rows, (*_, size) = rows, "o.rows", attention_bytes(section)
         elements = size // shapes.act_bytes
         section.pointwise("attention.layout_out", "copy", elements, "fused", (inside,), ((rows, size),), module=module)
     section.row(
@@ -37,7 +37,7 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
 
 def _output_gate(section: Section, module: int) -> str:
     """Writes the gate on the attention's output, if there is one; returns the name of what the output product reads."""
-    kernels, (_, _, size) = section.kernels, attention_bytes(section)
+    kernels, (*_, size) = section.kernels, attention_bytes(section)
     if kernels.model.sinks:
         section.weights.vectors.append(kernels.shapes.heads)
     if not kernels.model.attention_gate:
@@ -82,9 +82,9 @@ def _naive(section: Section, module: int) -> None:
     def product(name: str, n: int, k: int) -> int:
         return gemm(name, s.seq, n, k, batch, 0, dtype)
 
-    qk, pv = product("attention.qk", keys, s.head_dim), product("attention.pv", s.head_dim, keys)
+    qk, pv = product("attention.qk", keys, s.head_dim), product("attention.pv", s.v_head_dim, keys)
     qk_back = [product("attention.dk", s.head_dim, keys), product("attention.dq", s.head_dim, keys)]
-    pv_back = [product("attention.dv", s.head_dim, keys), product("attention.dp", keys, s.head_dim)]
+    pv_back = [product("attention.dv", s.v_head_dim, keys), product("attention.dp", keys, s.v_head_dim)]
     soft_f, soft_b = kernels.pattern("softmax", scores, stack.softmax)
     value = reads[-1]
     add = section.tape.add

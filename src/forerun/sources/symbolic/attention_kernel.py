@@ -69,7 +69,7 @@ def kernel_tensors(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, 
     It makes the output, and fp32 statistics of each query and head.
     """
     s = section.kernels.shapes
-    _, _, out = attention_bytes(section)
+    *_, out = attention_bytes(section)
     reads = tuple(dict.fromkeys(query_names(section)))
     statistics = attention_kernel(kernel_name(section)).keeps
     return reads, (("o", out), *((name, s.tokens * s.heads * 4) for name in statistics))

@@ -20,27 +20,28 @@ def context_parallel(section: Section, module: int) -> None:
     allgather: ranks gather keys and values first; ulysses: all-to-alls from sequence shards to head shards and back.
     """
     kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
-    q, kv, out = attention_bytes(section)
+    q, keys, values, out = attention_bytes(section)
+    both = keys + values
     if kernels.stack.repeat_kv and not kernels.model.mla:  # compiled too: collectives send the copies
-        kv = q
+        both = q + out
     forward: list[Stage]
     backward: list[Stage]
     if plan.cp_method == "ulysses":
         heads, kv_heads = max(1, s.heads // plan.cp), max(1, s.kv_heads // plan.cp)
         f, b = kernel_op(section, plan.seq_len, plan.seq_len, kernels.model.causal, heads, kv_heads)
-        into = kernels.collective("cp.qkv", Collective.ALL_TO_ALL, "cp", q + 2 * kv, Stream.CP)
+        into = kernels.collective("cp.qkv", Collective.ALL_TO_ALL, "cp", q + both, Stream.CP)
         back = kernels.collective("cp.out", Collective.ALL_TO_ALL, "cp", out, Stream.CP)
         forward, backward = [*into, *on_compute(f), *back], [*back, *on_compute(b), *into]
     elif plan.cp_method == "allgather" and kernels.stack.cp_merge == "fused":
-        gather = kernels.collective("cp.gather", Collective.ALL_GATHER, "cp", 2 * kv * plan.cp, Stream.CP)
-        scatter = kernels.collective("cp.scatter", Collective.REDUCE_SCATTER, "cp", 2 * kv * plan.cp, Stream.CP)
+        gather = kernels.collective("cp.gather", Collective.ALL_GATHER, "cp", both * plan.cp, Stream.CP)
+        scatter = kernels.collective("cp.scatter", Collective.REDUCE_SCATTER, "cp", both * plan.cp, Stream.CP)
         whole = Piece(s.seq, plan.seq_len, causal=False)
         f, b = _piece_op(
             section, gathered_piece(plan.cp_load_balance, plan.cp, s.seq) if kernels.model.causal else whole
         )
         forward, backward = [*gather, *on_compute(f)], [*gather, *on_compute(b), *scatter]
     else:
-        forward, backward = _pieces(section, 2 * kv)
+        forward, backward = _pieces(section, both)
     section.tape.add(kernel_tape_op(section, forward, backward, module))
 
 

@@ -26,27 +26,28 @@ def queries_keys_values(section: Section, x: str, module: int) -> None:
     _layout_copies(section, module)
 
 
-def attention_bytes(section: Section) -> tuple[int, int, int]:
-    """Returns the bytes of queries, of keys (or of values of equal width), and of the attention output."""
+def attention_bytes(section: Section) -> tuple[int, int, int, int]:
+    """Returns the bytes of queries, of keys, of values, and of the attention output."""
     s = section.kernels.shapes
     return (
         s.tokens * s.heads * s.head_dim * s.act_bytes,
         s.tokens * s.kv_heads * s.head_dim * s.act_bytes,
+        s.tokens * s.kv_heads * s.v_head_dim * s.act_bytes,
         s.tokens * s.heads * s.v_head_dim * s.act_bytes,
     )
 
 
 def _projections(section: Section, x: str, module: int) -> None:
     kernels, s = section.kernels, section.kernels.shapes
-    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    q, k, v = s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.v_head_dim
     own, gates = own_kv(kernels.model), kernels.model.attention_gate
     if kernels.stack.fused_qkv:
-        width = q * (1 + gates) + kv * own
+        width = q * (1 + gates) + sum((k, v)[:own])
         section.column("attention.qkv", x, s.hidden, [("attention.qkv", "q", width)], kernels.model.qkv_bias, module)
-        apart = [q * (1 + gates), *[kv] * own]  # an optimizer of matrices takes the parts one by one
+        apart = [q * (1 + gates), *(k, v)[:own]]  # an optimizer of matrices takes the parts one by one
         section.weights.shapes[-1:] = [Matrix(rows, s.hidden) for rows in apart]
     else:
-        outs = [("attention.q", "q", q), ("attention.k", "k", kv), ("attention.v", "v", kv)]
+        outs = [("attention.q", "q", q), ("attention.k", "k", k), ("attention.v", "v", v)]
         outs = [*outs[: 1 + own], *([("attention.gate_in", "gate", q)] if gates else [])]
         section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
 
@@ -124,7 +125,7 @@ def _indexer(section: Section, indexer: IndexerSpec, x: str, query: str, module:
 
 def _rope_and_norms(section: Section, module: int) -> None:
     kernels, s = section.kernels, section.kernels.shapes
-    q, kv, _ = attention_bytes(section)
+    q, kv, values, _ = attention_bytes(section)
     fused, own = kernels.stack.fused_qkv and not kernels.model.mla, not kernels.model.shared_kv
     rotated = s.heads + s.kv_heads * own
     elements = s.tokens * s.head_dim * rotated
@@ -138,10 +139,10 @@ def _rope_and_norms(section: Section, module: int) -> None:
     if kernels.model.equal_kv and own and not fused:  # values are the keys under a norm of their own
         value = s.tokens * s.kv_heads * s.head_dim
         pattern, style = kernels.norm_pattern, _narrow_norm(kernels.stack)
-        section.pointwise("attention.v_norm", pattern, value, style, ("k",), (("v", kv),), ("k",), module)
+        section.pointwise("attention.v_norm", pattern, value, style, ("k",), (("v", values),), ("k",), module)
     makes = (("q.rotated", q), ("k.rotated", kv))[: 1 + own]
     if fused and own:  # rotation copies queries and keys out of the fused projection; values stay in it
-        makes = (*makes, ("v", kv))
+        makes = (*makes, ("v", values))
     if kernels.model.position == "rope":
         if kernels.model.mla:
             elements = s.tokens * kernels.model.mla.qk_rope_dim * rotated

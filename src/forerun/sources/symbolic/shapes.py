@@ -52,7 +52,7 @@ class Shapes:
             heads=ceil_div(model.n_heads, plan.tp),
             kv_heads=max(1, model.n_kv_heads // plan.tp) if model.n_heads else 0,
             head_dim=mla.qk_nope_dim + mla.qk_rope_dim if mla else model.head_dim,
-            v_head_dim=mla.v_head_dim if mla else model.head_dim,
+            v_head_dim=model.value_dim,
             ffn=ceil_div(model.ffn_hidden, plan.tp),
             vocab=vocab,
             act_bytes=wide,
