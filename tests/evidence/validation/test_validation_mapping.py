@@ -75,7 +75,7 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
         ("torchtitan FSDP2", "torch 2.8.0a0+5228986c39", "", "torchtitan-0.1"),
         ("torchtitan FSDP2", "torchtitan Aug 2024", "", "torchtitan-2024"),
         ("torchtitan SimpleFSDP", "torchtitan 2025-11", "", "torchtitan-simple-fsdp"),
-        ("torchtitan SimpleFSDP (aot_eager)", "torchtitan 2025-11", "", "torchtitan-graph"),
+        ("torchtitan SimpleFSDP (aot_eager)", "torchtitan 2025-11", "", "torchtitan-aot-eager"),
         ("torchtitan SimpleFSDP / compiler toolkit", "torchtitan 2026-02", "", "torchtitan-graph"),
         ("torchtitan graph_trainer (SimpleFSDP)", "", "", "torchtitan-graph"),
         ("SimpleFSDP (a script)", "", "", "simple-fsdp"),

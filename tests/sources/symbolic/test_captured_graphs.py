@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forerun.answers.analysis.predict import predict
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
@@ -27,3 +28,11 @@ def test_operations_of_a_captured_graph_are_those_of_an_eager_step_without_its_m
     )
     assert captured[0] == eager[0] > fused[0]
     assert fused[1] < captured[1] < eager[1], "eager modules pass each parameter on, which launches more"
+
+
+def test_the_min_cut_partitioner_keeps_what_compiled_code_keeps() -> None:
+    compiled, min_cut, default = (
+        predict(LLAMA, Plan(seq_len=4096, dp_shard=8, stack=stack, compile=True), CLUSTER).peak_allocated_gib
+        for stack in ("torchtitan-simple-fsdp", "torchtitan-aot-eager", "torchtitan-graph")
+    )
+    assert compiled <= min_cut < default

@@ -155,6 +155,8 @@ class Stack:
     """whether torch.compile takes model and loss as one graph where a plan has no graph breaks; else layer by layer"""
     inductor: bool = True
     """whether torch.compile writes fused kernels; else the operations of a captured graph run one by one (aot_eager)"""
+    min_cut: bool = True
+    """whether AOTAutograd's min-cut partitioner chooses what compiled code keeps; else it keeps all that backward reads"""
     softmax: Style = "fused"
     """scale, mask and softmax of unfused attention"""
     moe: Style = "composed"

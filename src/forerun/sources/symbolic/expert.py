@@ -320,7 +320,7 @@ class _Routed:
         self._product("ffn.expert_up", kit, x, ("expert.u", kept * up * s.act_bytes), s.hidden, local * s.hidden * up)
         saves: tuple[str, ...] = ("expert.u",)
         makes = [("expert.act", act_size)]
-        if gated and kernels.style(kernels.stack.activation) == "composed":  # backward reads silu(gate)
+        if gated and kernels.keeps_steps(kernels.stack.activation):  # backward reads silu(gate)
             makes.append(("expert.silu", act_size))
             saves = ("expert.u", "expert.silu")
         pattern, reads = "swiglu" if gated else "gelu", ("expert.u",)

@@ -21,7 +21,7 @@ def feed_forward(section: Section, x: str, y: str, module: int, width: int | Non
         reads = tuple(tensor for _, tensor, _ in outs)
         saves = reads
         makes = [(act, size)]
-        if kernels.style(kernels.stack.activation) == "composed":  # the second product reads silu(gate) in backward
+        if kernels.keeps_steps(kernels.stack.activation):  # the second product reads silu(gate) in backward
             makes.append((f"{prefix}.silu", size))
             saves = (*reads, f"{prefix}.silu")
         section.pointwise(act, "swiglu", s.tokens * width, kernels.stack.activation, reads, tuple(makes), saves, module)

@@ -113,6 +113,13 @@ class PlanKernels:
         """Returns the style in which a pattern runs: the stack's, or `compiled` where Inductor writes the kernels."""
         return "compiled" if self.plan.compiles_layers and self.stack.inductor else wanted
 
+    def keeps_steps(self, wanted: NormStyle) -> bool:
+        """Returns whether the backward pass reads what single operations of a pattern made.
+
+        The min-cut partitioner of AOTAutograd recomputes them, under Inductor and under aot_eager.
+        """
+        return self.style(wanted) == "composed" and not (self.plan.compiles_layers and self.stack.min_cut)
+
     @property
     def loss_style(self) -> NormStyle:
         """The style of the loss, which some stacks leave out of what they compile."""

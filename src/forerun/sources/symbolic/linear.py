@@ -85,7 +85,7 @@ class Section:
         makes = [(y, size)]
         saves: tuple[str, ...] = (x,)
         if (
-            kind == "rmsnorm" and kernels.style(kernels.stack.norm) == "composed"
+            kind == "rmsnorm" and kernels.keeps_steps(kernels.stack.norm)
         ):  # fp32 copy, normed copy and its 2-byte cast
             wide = tokens * width * 4
             makes += [(y + ".float", wide), (y + ".unit", wide), (y + ".cast", size)]
