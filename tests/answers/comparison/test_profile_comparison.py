@@ -83,7 +83,8 @@ def test_a_profile_of_the_prediction_itself_differs_in_nothing(steps, tmp_path, 
     found, _ = _compared(tmp_path / "a.json", steps[plan])
     _adds_up(found)
     assert abs(found.slowdown) < 1e-5
-    assert max(abs(part.lost_s) for part in found.parts) < 1e-4 * found.predicted_s
+    # a launch that is late by less than the gap between two kernels counts as such a gap, not as the host's time
+    assert max(abs(part.lost_s) for part in found.parts) < 1e-3 * found.predicted_s
     assert all(pair.counts[0] == pair.counts[1] for pair in found.pairs)
     assert verdict(found).startswith("as fast as predicted")
 
