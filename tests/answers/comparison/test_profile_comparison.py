@@ -107,7 +107,8 @@ def test_a_slower_kind_of_work_is_named_with_its_size(tmp_path, plan, kind, fact
         if part.predicted_busy_s < 1e-4:
             continue
         expected = factor if part.label.startswith(kind) else 1.0
-        loose = 0.1 if " over " in part.label else 0.02  # collectives that share links slow each other
+        # collectives that share links slow each other; a launch that is late by less than a gap counts as the kernel's
+        loose = 0.1 if " over " in part.label else 0.03
         assert part.measured_busy_s / part.predicted_busy_s == pytest.approx(expected, rel=loose), part
     assert found.slowdown < 0.01 or kind in verdict(found)
 

@@ -156,7 +156,7 @@ class Stack:
     inductor: bool = True
     """whether torch.compile writes fused kernels; else the operations of a captured graph run one by one (aot_eager)"""
     min_cut: bool = True
-    """whether AOTAutograd's min-cut partitioner chooses what compiled code keeps; else it keeps all that backward reads"""
+    """whether the min-cut partitioner of AOTAutograd chooses what compiled code keeps; else all that backward reads"""
     softmax: Style = "fused"
     """scale, mask and softmax of unfused attention"""
     moe: Style = "composed"
