@@ -84,9 +84,7 @@ class Section:
         size = tokens * width * kernels.shapes.act_bytes
         makes = [(y, size)]
         saves: tuple[str, ...] = (x,)
-        if (
-            kind == "rmsnorm" and kernels.keeps_steps(kernels.stack.norm)
-        ):  # fp32 copy, normed copy and its 2-byte cast
+        if kind == "rmsnorm" and kernels.keeps_steps(kernels.stack.norm):  # fp32 copy, normed copy and its 2-byte cast
             wide = tokens * width * 4
             makes += [(y + ".float", wide), (y + ".unit", wide), (y + ".cast", size)]
             saves = tuple(tensor for tensor, _ in makes[1:])
