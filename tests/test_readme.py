@@ -22,7 +22,7 @@ OWN_OPTIONS = {
     *("--launch", "--launch-out"),
     *("--space", "--headroom", "--pareto", "--pareto-plans", "--why", "--heat", "--pictures"),
     *("--anchor", "--suggest-anchor", "--with-anchor", "--leave-out", "--write"),
-    *("--every", "--checkpoint-mode", "--storage"),
+    *("--every", "--checkpoint-mode", "--storage", "--outer-steps"),
     *("--warm-up", "--steps"),
     *("--max-slowdown", "--max-growth"),
     *("--time-limit", "--memory-limit-process"),
