@@ -75,7 +75,7 @@ def test_a_stack_that_states_nothing_does_what_most_frameworks_do() -> None:
     assert {name for name in flags if getattr(PLAIN, name)} == {
         *("sequence_parallel", "loss_in_fp32", "compiles_loss", "save_gathered_input", "lazy_kernels", "clip_grad"),
         *("fsdp_reduce_every_microbatch", "grad_reduce_overlap", "channels_last", "cp_overlap", "recompute_early_stop"),
-        "inductor",
+        *("inductor", "min_cut"),
     }
 
 
