@@ -1,4 +1,4 @@
-"""What PyTorch's execution traces (`ExecutionTraceObserver`) look like, for all that reads them."""
+"""Knows what PyTorch's execution traces (`ExecutionTraceObserver`) look like, for all that reads them."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ The inner step is that of one replica alone on its GPUs. What an outer step cost
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Any
@@ -35,19 +36,11 @@ _ALLOWED = 0.05
 _STEPS = 12
 _WIDEST = 1024.0
 """that bandwidth is sought up to this factor from the cluster's"""
-_DILOCO_PASSES = 21
-"""reads and writes of a parameter: difference (3), restored (2), SGD with momentum and Nesterov, op by op (11), saved
-(2), merged (3)"""
-_DILOCO_COPIES = 3
-"""of a parameter over the host link where the host keeps the outer parameters: to the device for the difference and
-when they are restored, and back when they are saved, of which the passes read or write one side each"""
-_LOCAL_SGD_PASSES = 4
-"""a copy of the parameters, and the mean copied back"""
 
 
 @dataclass(frozen=True)
 class OuterSteps:
-    """How replicas agree. The defaults are those of torchft."""
+    """Says how replicas agree. `wire`, `keep`, `fragments` and `delay` default to what torchft does."""
 
     method: str
     every: int = 100
@@ -117,7 +110,7 @@ _EXAMPLES = {
 
 @dataclass(frozen=True)
 class OuterEffect:
-    """What a step takes on average where replicas agree in outer steps only. Times are in seconds."""
+    """Says what a step takes on average where replicas agree in outer steps only. Times are in seconds."""
 
     steps: OuterSteps
     replicas: int
@@ -178,7 +171,7 @@ def outer_effect(setup: Setup, steps: OuterSteps, alone: Prediction) -> OuterEff
     mean_s = inner_s + outer.added_s(inner_s)
     gpu_gib, host_gib = outer.memory_gib()
     rate = alone.tokens_per_s_per_gpu
-    said = shipped_data(__package__, "outer_steps.yaml")[steps.method]
+    said = _said(steps)
     return OuterEffect(
         steps=steps,
         replicas=setup.plan.dp_replicate,
@@ -231,9 +224,9 @@ class _Outer:
         """Returns the seconds of the kernels and host copies, one kernel each for all tensors of the fragment."""
         size, cluster = self.elements * self.element_bytes, self.inner.cluster
         rates = memory_rates(cluster.device)
-        diloco = self.steps.method == "diloco"
-        moved = np.array([size * (_DILOCO_PASSES if diloco else _LOCAL_SGD_PASSES)])
-        copies = _DILOCO_COPIES if diloco and self.steps.keep == "cpu" else 0
+        work = _said(self.steps)
+        moved = np.array([size * work["passes"]])
+        copies = work["host_copies"] if self.steps.keep == "cpu" else 0
         copied = float(host_copy_s(np.array([size]), cluster.host_bytes_per_s, rates)[0])
         return float(memory_bound_s(moved, 1.0, rates)[0]) + copies * copied
 
@@ -267,6 +260,12 @@ class _Outer:
         if self.steps.link_gb_s is not None:
             return self.steps.link_gb_s * found
         return self.joined.cluster.links[-1].bytes_per_s * found / GIGA
+
+
+def _said(steps: OuterSteps) -> Mapping[str, Any]:
+    """Returns what the data file says of the method."""
+    found: Mapping[str, Any] = shipped_data(__package__, "outer_steps.yaml")[steps.method]
+    return found
 
 
 def _joined(setup: Setup, own: int, steps: OuterSteps) -> Setup:

@@ -57,12 +57,12 @@ class Comparison:
 
     @property
     def measured(self) -> RanStep:
-        """What that rank did."""
+        """Returns what that rank did."""
         return self.rank.measured
 
     @property
     def predicted(self) -> RanStep:
-        """What its stage does in the prediction."""
+        """Returns what its stage does in the prediction."""
         return self.rank.predicted
 
     @cached_property

@@ -47,7 +47,7 @@ class MeasuredRun(NamedTuple):
 
 @dataclass(frozen=True)
 class RankDifference:
-    """What a profiled rank did, beside what the prediction says of its stage."""
+    """Says what a profiled rank did, beside what the prediction says of its stage."""
 
     rank: int
     """the global rank"""

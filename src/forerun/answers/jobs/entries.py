@@ -1,4 +1,4 @@
-"""What the keys of several job files share: bounds of numbers, and a job given as a plan."""
+"""Defines what the keys of several job files share: bounds of numbers, and a job given as a plan."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _PERCENT = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """What one rank measured. Times and peaks are medians over the steps."""
+    """Holds what one rank measured. Times and peaks are medians over the steps."""
 
     step_s: float
     peak_bytes: int

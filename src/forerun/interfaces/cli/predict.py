@@ -151,7 +151,7 @@ class Written:
 
 @dataclass
 class Beside:
-    """What options ask for beside the prediction of a step; None where none asks."""
+    """Holds what options ask for beside the prediction of a step; None where none asks."""
 
     stages: PostTrainingStep | None = None
     allocator: Allocation | None = None

@@ -1,4 +1,4 @@
-"""What a step takes on average where replicas agree in outer steps, in words and as plain data."""
+"""Shows what a step takes on average where replicas agree in outer steps, in words and as plain data."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Operator(NamedTuple):
 
 
 class Label(NamedTuple):
-    """What is around a launch."""
+    """Says what is around a launch."""
 
     operator: int
     """row of the innermost operator, NONE without one"""

@@ -33,7 +33,7 @@ def json_text(config: dict[str, Any]) -> str:
 
 
 def shape_lines(t: Translation) -> list[str]:
-    """What the user's script has to build, in its environment, and a remark that it must."""
+    """Returns what the user's script has to build, as its environment says, and remarks that it must."""
     t.remark(f"your script builds the model ({model_words(t.model)}) and reads SEQ_LEN")
     return [f"export SEQ_LEN={t.give('seq_len')}"]
 
