@@ -145,6 +145,31 @@ def test_a_library_of_other_sources_or_of_another_machine_is_not_used(
         native.library.cache_clear()
 
 
+THREADS = """
+import json, sys, threading
+from forerun.common.native import library as native
+
+sys.setswitchinterval(1e-6)
+index = json.loads((native.FOLDER / "index.json").read_bytes())
+variants = [variant for name in sorted(index["functions"])[:12] for variant in index["functions"][name]]
+for _ in range(3):
+    library, start, found = native.Library(native.FOLDER, index), threading.Barrier(8), []
+    def load():
+        start.wait()
+        found.append(tuple(library.address(variant["object"], variant["symbol"]) for variant in variants))
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert len(found) == 8 and len(set(found)) == 1 and all(found[0]) and len(set(found[0])) == len(variants)
+"""
+
+
+@pytest.mark.skipif(native.library() is None, reason="the kernels are not compiled: make kernels compiles them")
+def test_threads_that_load_the_same_functions_at_once_get_the_same_addresses() -> None:
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 LLAMA = ["examples/llama-3.1-8b/config.json", "--cluster", "h100-sxm", "--gpus", "64"]
 LLAMA += ["--seq-len", "8192", "--global-batch", "256"]
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from hashlib import blake2b
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -68,7 +69,9 @@ def _compiled(signature: Signature) -> _Compiled:
     """Compiles a function for the types of one call."""
     name, variant = signature
     module, _, function = name.partition(":")
-    shim = shim_of(getattr(import_module(module), function).dispatcher, variant["arguments"], variant["result"])
+    shim_name = f"shim_{blake2b(repr(signature).encode(), digest_size=8).hexdigest()}"
+    dispatcher = getattr(import_module(module), function).dispatcher
+    shim = shim_of(shim_name, dispatcher, variant["arguments"], variant["result"])
     compiler: Any = numba.njit
     compiled = compiler("int64(int64)", **_BARE)(shim)
     (made,) = compiled.overloads.values()

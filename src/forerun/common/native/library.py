@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -95,6 +96,7 @@ class Library:
         self._functions: dict[str, list[dict[str, Any]]] = index["functions"]
         self._engine: Any = None
         self._loaded: set[str] = set()
+        self._loading = Lock()
 
     def variants(self, name: str) -> Iterator[Callable[..., Any]]:
         """Yields the functions of this `module:name`, one for each set of argument types.
@@ -106,17 +108,19 @@ class Library:
                 yield _caller(self, variant)
 
     def address(self, name: str, symbol: str) -> int:
-        """Returns the address of a symbol of an object file, which it loads at first."""
-        if self._engine is None:
-            llvm.initialize_native_target()
-            llvm.initialize_native_asmprinter()
-            target = llvm.Target.from_default_triple().create_target_machine(jit=True)
-            self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
-            self._add("runtime.o")
-        if name not in self._loaded:
-            self._add(name)
-        found: int = self._engine.get_function_address(symbol)
-        return found
+        """Returns the address of a symbol of an object file, which it loads at first.
+
+        One thread loads at a time. LLVM's engine gives the address of a function that another thread has added and not
+        yet made executable, and a call to it ends the process.
+        """
+        with self._loading:
+            if self._engine is None:
+                self._engine = _engine()
+                self._add("runtime.o")
+            if name not in self._loaded:
+                self._add(name)
+            found: int = self._engine.get_function_address(symbol)
+            return found
 
     def _add(self, name: str) -> None:
         self._engine.add_object_file(llvm.ObjectFileRef.from_data((self._folder / name).read_bytes()))
@@ -127,6 +131,14 @@ class Library:
     def release(self) -> Callable[[int], None]:
         """Returns the function that gives memory back which a native function allocated."""
         return _release(self)
+
+
+def _engine() -> Any:
+    """Returns an engine without code, which object files are added to."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
 
 
 @cache

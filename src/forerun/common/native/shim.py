@@ -51,8 +51,13 @@ def _kept(context: Any, array: Any) -> Any:
     return types.int64(array), generate
 
 
-def shim_of(function: Callable[..., Any], arguments: Sequence[Layout], result: Layout) -> Callable[[int], int]:
-    """Returns the shim of a function that numba compiled: a Python function, which numba compiles too."""
+def shim_of(
+    name: str, function: Callable[..., Any], arguments: Sequence[Layout], result: Layout
+) -> Callable[[int], int]:
+    """Returns the shim of a function that numba compiled: a Python function `name`, which numba compiles too.
+
+    One name is for one shim: the engine that loads object code finds a function by its name alone.
+    """
     names: dict[str, Any] = {
         "f": function,
         "carray": carray,
@@ -69,9 +74,9 @@ def shim_of(function: Callable[..., Any], arguments: Sequence[Layout], result: L
     passed = [_passed(layout, counter, names) for layout in arguments]
     lines.append(f"r = f({', '.join(passed)})")
     lines += _results(result, "r", iter(range(len(words) + 1, len(words) + n_result_words(result) + 1)))
-    text = "def shim(address):\n" + "".join(f"    {line}\n" for line in [*lines, "return 0"])
+    text = f"def {name}(address):\n" + "".join(f"    {line}\n" for line in [*lines, "return 0"])
     exec(text, names)
-    made: Callable[[int], int] = names["shim"]
+    made: Callable[[int], int] = names[name]
     return made
 
 
