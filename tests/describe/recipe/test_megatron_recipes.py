@@ -172,12 +172,24 @@ SIZES = """--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-atte
         ("--enable-cuda-graph", {"cuda_graphs": True}),
         ("--weight-decay 0.0", {"optimizer": "adam"}),
         ("--optimizer sgd", {"optimizer": "sgd"}),
-        ("--transformer-impl local", {"stack": "megatron-lm"}),
+        ("--transformer-impl local", {"stack": "megatron-core-local", "attention": "auto"}),
     ],
 )
 def test_an_argument_sets_its_fields(arguments, fields, tmp_path):
     plan = plan_of(read(tmp_path, SIZES + arguments + "\n", "args.txt"), 8)
     assert {name: getattr(plan, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(("rate", "drops"), [("0.1", True), ("0.0", False), ("0", False)])
+def test_dropout_is_the_models(rate, drops, tmp_path):
+    text = SIZES + f"--attention-dropout {rate}\n"
+    model = read(tmp_path, text, "args.txt").named_model()
+    assert (model.attention_dropout, model.hidden_dropout) == (drops, None)
+
+
+def test_a_rate_of_dropout_is_a_probability(tmp_path):
+    with pytest.raises(ForerunError, match=r"attention-dropout.* must be from 0 to 1, got 1\.5"):
+        read(tmp_path, SIZES + "--attention-dropout 1.5\n", "args.txt").named_model()
 
 
 def test_what_launch_writes_is_read_back(tmp_path):
@@ -207,7 +219,8 @@ def test_what_launch_writes_is_read_back(tmp_path):
         assert back.world_size == plan.world_size
         assert back.global_batch == plan.global_batch
         assert layers_of_stages(model.n_layers, back) == layers_of_stages(model.n_layers, plan)
-        read_model = replace(recipe.named_model(), name=model.name, max_positions=model.max_positions)
+        dropped = {"attention_dropout": model.attention_dropout, "hidden_dropout": model.hidden_dropout}
+        read_model = replace(recipe.named_model(), name=model.name, max_positions=model.max_positions, **dropped)
         assert read_model == model, (number, model)
         assert recipe.unused == (), number
         compared += 1

@@ -96,7 +96,7 @@ def test_every_stack_names_a_dispatcher():
 
 def test_the_host_waits_for_counts_that_it_reads():
     def waits(name: str) -> int:
-        return sum(int(block.sync.sum()) for block in program(name).blocks)
+        return sum(int(block.sync.sum()) for block in program(name).blocks if block.name != "read loss")
 
     assert waits("alltoall_with_counts") == 1  # one block of a layer's forward pass
     assert waits("alltoall") == waits("deepep") == 0

@@ -32,7 +32,7 @@ ORDERS = {
     ],
     ("Interleaved1F1B", 2, 2, 2): [
         "F0.0 F0.1 F2.0 F2.1 B2.0 B2.1 B0.0 B0.1",
-        "F1.0 F1.1 F3.0 F3.1 B3.0 B3.1 B1.0 B1.1",
+        "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 B1.0 B1.1",
     ],
     ("ZB1P", 3, 1, 5): [
         "F0.0 F0.1 F0.2 B0.0 W0.0 F0.3 B0.1 W0.1 F0.4 B0.2 W0.2 B0.3 W0.3 B0.4 W0.4",
@@ -83,6 +83,17 @@ def test_the_order_of_passes(case: tuple[str, int, int, int], expected: list[str
     for rank, order in enumerate(ranks):
         assert {action.stage for action in order} == set(rank_stages(p, rank))
         assert all(stage_rank(p, action.stage) == rank for action in order)
+
+
+def test_megatron_to_0_9_runs_all_forward_passes_first_where_micro_batches_are_as_many_as_ranks() -> None:
+    def order(stack: str, n_microbatches: int) -> str:
+        p = plan(pp=2, pp_schedule="Interleaved1F1B", virtual_stages=2, n_microbatches=n_microbatches, stack=stack)
+        return " ".join(f"{a.kind}{a.stage}.{a.microbatch}" for a in actions(p)[1])
+
+    assert order("megatron-lm", 2) == "F1.0 F1.1 F3.0 F3.1 B3.0 B3.1 B1.0 B1.1"
+    assert order("nemo-2024", 2) == order("megatron-lm", 2)
+    assert order("megatron-core", 2) == "F1.0 F1.1 F3.0 B3.0 F3.1 B3.1 B1.0 B1.1"
+    assert order("megatron-lm", 4) == order("megatron-core", 4)
 
 
 def test_a_single_stage_alternates() -> None:
@@ -141,10 +152,10 @@ def test_a_blocking_pipeline_receives_when_it_needs() -> None:
         "optimizer of 2",
     ]
     assert exchanges(program, 1) == [
-        *("recv activations", "wait", "layer.forward 1", "head.forward 2"),
+        *("recv activations", "wait", "layer.forward 1", "head.forward 2", "read loss"),
         *("wait", "head.backward 2", "layer.backward 1", "send gradients"),
         *("recv activations of 1", "wait of 1", "layer.forward 1 of 1", "head.forward 2 of 1"),
-        *("wait of 1", "head.backward 2 of 1", "layer.backward 1 of 1", "send gradients of 1"),
+        *("read loss of 1", "wait of 1", "head.backward 2 of 1", "layer.backward 1 of 1", "send gradients of 1"),
         "optimizer of 2",
     ]
     assert [(ranks.name, ranks.n_ranks) for ranks in program.rank_classes] == [("stage 0", 1), ("stage 1", 1)]

@@ -108,13 +108,24 @@ class Fields:
 
     def number(self, key: str) -> float | None:
         """Reads a positive number; None where it is not stated."""
+        value = self._number(key)
+        if value is not None and not 0 < value < float("inf"):
+            raise self.error(key, f"must be positive, got {value:g}")
+        return value
+
+    def probability(self, key: str) -> float | None:
+        """Reads a number from 0 to 1; None where it is not stated."""
+        value = self._number(key)
+        if value is not None and not 0 <= value <= 1:
+            raise self.error(key, f"must be from 0 to 1, got {value:g}")
+        return value
+
+    def _number(self, key: str) -> float | None:
         if not self.stated(key):
             return None
         value = exponent_number(self._values[key])
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong(key, "a number")
-        if not 0 < value < float("inf"):
-            raise self.error(key, f"must be positive, got {value}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:

@@ -162,6 +162,10 @@ class ModelSpec:
     """width of an input that each layer has for itself, from a table of its own and from the embedding (Gemma 4)"""
     layer_input_vocab: int = 0
     """rows of the table of these inputs"""
+    attention_dropout: bool | None = None
+    """whether training drops probabilities of attention at random; None: as the framework's recipes do"""
+    hidden_dropout: bool | None = None
+    """whether training drops outputs of attention and feed-forward at random; None: as the framework's recipes do"""
     indexer: IndexerSpec | None = None
     scan: ScanSpec | None = None
     """a recurrence in place of the attention, or beside it where `n_heads` is above 0"""

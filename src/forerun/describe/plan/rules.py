@@ -17,6 +17,19 @@ from forerun.describe.stacks.stack import Stack, gradient_dtype
 DTYPE_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1, "nvfp4": 1}
 
 
+# -- dropout ---------------------------------------------------------------------------------------------------
+
+
+def drops_attention(model: ModelSpec, stack: Stack) -> bool:
+    """Returns whether training drops probabilities of attention at random."""
+    return stack.attention_dropout if model.attention_dropout is None else model.attention_dropout
+
+
+def drops_hidden(model: ModelSpec, stack: Stack) -> bool:
+    """Returns whether training drops outputs of attention and of the feed-forward at random."""
+    return stack.hidden_dropout if model.hidden_dropout is None else model.hidden_dropout
+
+
 # -- dtypes ----------------------------------------------------------------------------------------------------
 
 

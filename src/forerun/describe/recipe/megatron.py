@@ -29,7 +29,7 @@ _NO_COST = re.compile(
     r"|init-method|seed|split|num-workers|distributed|master|node|rdzv|vocab-file|merge-file|merges|mock|override|ckpt"
     r"|rotary|dist-|profile|start-weight|end-weight|mmap|no-mmap|no-load|no-save|norm-epsilon|use-mcore|mmap|transformer-impl"
     r"|moe-aux|moe-router-load|moe-router-dtype|moe-z|manual-gc|no-create|no-check|nproc|max-position|tiktoken|bf16$|async-save"
-    r"|use-rotary|attention-dropout|deterministic|use-persistent|make-vocab|no-position|no-rope|legacy|timing|barrier|enable-experimental|disable-straggler|hidden-dropout"
+    r"|use-rotary|deterministic|use-persistent|make-vocab|no-position|no-rope|legacy|timing|barrier|enable-experimental|disable-straggler"
     r"|attention-softmax|no-masked|cross-entropy|use-flash|num-nodes|devices|name$|finetune|use-checkpoint).*"
 )
 """arguments that change neither the time nor the memory of a step, or that the stack decides"""
@@ -272,5 +272,5 @@ def _rest(fields: Fields, model: ModelSpec | None) -> dict[str, Any]:
 
 
 def _stack(fields: Fields) -> str:
-    """Returns Megatron-LM's own kernels where the recipe asks for them, else Megatron-Core's."""
-    return "megatron-lm" if fields.value("transformer-impl") == "local" else "megatron-core"
+    """Returns Megatron-Core with its own layers where the recipe asks for them, else with Transformer Engine's."""
+    return "megatron-core-local" if fields.value("transformer-impl") == "local" else "megatron-core"

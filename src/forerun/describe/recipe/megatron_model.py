@@ -68,6 +68,9 @@ def _layer(fields: Fields, gated: bool) -> dict[str, Any]:
         "qk_norm": fields.flag("qk-layernorm"),
         "rope_theta": fields.number("rotary-base"),
     }
+    for name in ("attention_dropout", "hidden_dropout"):
+        rate = fields.probability(name.replace("_", "-"))
+        values[name] = None if rate is None else rate > 0
     if fields.stated("window-size"):
         window = re.match(r"\(?(\d{1,9}),", str(fields.value("window-size")))
         if window is None:

@@ -115,6 +115,8 @@ class Stack:
     """modules of Python whose import tells that a traced program runs on this stack"""
     launch: tuple[str, ...] = ()
     """tools of `--launch` that start this framework"""
+    launch_arguments: tuple[str, ...] = ()
+    """what a command line of those tools says beside the plan to start it"""
     today: bool = False
     """whether a search that is free to choose the framework considers this stack: a maintained framework in the form of
     today"""
@@ -272,7 +274,14 @@ class Stack:
     pipeline_keeps: bool = False
     """whether a stage has a receive buffer for every micro batch and keeps its outputs until the backward pass ends, as
     torch.distributed.pipelining does"""
+    all_forward_first: bool = False
+    """whether interleaved stages with as many micro batches as pipeline ranks run all forward passes before the first
+    backward pass (Megatron-Core before 0.10)"""
     p2p_overlap: bool = False
+    p2p_syncs: Literal["never", "uninterleaved", "always"] = "never"
+    """schedules in which the host waits for the device after each exchange between pipeline stages"""
+    reads_loss: bool = False
+    """whether the host reads the loss of each micro batch before the backward pass (Megatron-Core's check for NaN)"""
     p2p_scatter: bool = False
     """whether each tensor-parallel rank sends a share of the activation, which the receivers gather (Megatron-LM)"""
     cp_overlap: bool = True

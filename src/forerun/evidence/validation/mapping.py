@@ -18,6 +18,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
+from forerun.evidence.validation import wording
 from forerun.evidence.validation.hardware import Hardware, HostFacts
 from forerun.evidence.validation.plan_mapping import NOT_STATED, Inexpressible, plan_of
 from forerun.evidence.validation.rows import Measurement
@@ -62,6 +63,10 @@ def _model_of(row: Measurement, models: Mapping[str, ModelSpec], notes: list[str
     """Returns the named architecture with the dimensions of the row, or one made from the row alone."""
     known = models.get(row.model)
     model = _from_row(row, notes) if known is None else _with_row_dimensions(row, known, notes)
+    if says(row.notes, wording.ATTENTION_DROPOUT):
+        model = replace(model, attention_dropout=True)
+    if says(row.notes, wording.HIDDEN_DROPOUT):
+        model = replace(model, hidden_dropout=True)
     return sized_for(model, row.seq_len) if row.seq_len else model
 
 

@@ -71,6 +71,7 @@ COMPILED_STEP = r"fwd\+bwd"
 """the compiled function reaches to the end of the step"""
 BALANCED_ENDS = r"type:transformer\|embedding"
 SHORT_LAST_STAGE = r"last stage short"
+ATTENTION_DROPOUT, HIDDEN_DROPOUT = r"dropout [0-9.]+ on attention\b", r"dropout [0-9.]+ on [^.;]*\bhidden"
 NO_GRADIENT_OVERLAP = r"\bno\b[^.;]*\bDP\b[^.;]*overlap"
 RESHARD = r"reshard_after_forward\s*=\s*(always|never)"
 CP_METHODS = ((r"ulysses|\ba2a\b", "ulysses"), (r"ring attention|p2p", "ring"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forerun.describe.kernels.attention import attention_kernel
+from forerun.describe.plan.rules import drops_attention
 from forerun.sources.symbolic.attention_kernel import kernel_name, kernel_op, kernel_tape_op, kernel_tensors
 from forerun.sources.symbolic.context_parallel import context_parallel
 from forerun.sources.symbolic.linear import Section
@@ -113,7 +114,7 @@ def _naive(section: Section, module: int) -> None:
         )
     )
     probs = "probs"
-    if stack.attention_dropout:
+    if drops_attention(kernels.model, stack):
         drop_f, drop_b = kernels.pattern("score_dropout", scores, stack.softmax)
         makes = (("dropped", score_bytes), ("score.mask", scores))
         add(

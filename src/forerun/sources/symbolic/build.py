@@ -256,9 +256,11 @@ class _Builder:
         return found
 
     def _send(self, steps: Steps, action: Action) -> None:
-        """Sends what a pass has made to the rank of the next pass."""
+        """Sends what a pass has made to the rank of the next pass. Some frameworks read the loss after the last one."""
         steps.now = action.microbatch
         last_stage = self.plan.n_stages - 1
+        if action.kind == "F" and action.stage == last_stage and self.kernels.stack.reads_loss:
+            steps.add(self.wires.read_loss())
         if action.kind == "F" and action.stage < last_stage and self.wires.crosses(action.stage):
             steps.add(self.wires.block("send", "activations", action.stage))
         if action.kind == "B":

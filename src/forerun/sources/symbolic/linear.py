@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from forerun.core.program.types import Collective, Stream
-from forerun.describe.plan.rules import DTYPE_BYTES
+from forerun.describe.plan.rules import DTYPE_BYTES, drops_hidden
 from forerun.sources.symbolic.adapters import adapter, dequantised, freeze, is_adapted
 from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.products import Product
@@ -113,12 +113,13 @@ class Section:
         """Writes y = x + branch."""
         kernels = self.kernels
         elements = kernels.shapes.tokens_sp * kernels.shapes.hidden
-        pattern = "dropout_add" if kernels.stack.hidden_dropout else "residual"
+        drops = drops_hidden(kernels.model, kernels.stack)
+        pattern = "dropout_add" if drops else "residual"
         moved = elements * kernels.stream_bytes // kernels.shapes.act_bytes
         forward, backward = kernels.pattern(pattern, moved, kernels.stack.residual)
         makes = [(y, elements * kernels.stream_bytes)]
         saves: tuple[str, ...] = ()
-        if kernels.stack.hidden_dropout:
+        if drops:
             makes.append((y + ".mask", elements))
             saves = (y + ".mask",)
         self.tape.add(

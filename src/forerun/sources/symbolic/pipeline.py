@@ -41,6 +41,11 @@ class Wires:
     def _is_v(self) -> bool:
         return self.kernels.plan.pp_schedule in V_SCHEDULES
 
+    @property
+    def _syncs(self) -> bool:
+        syncs = self.kernels.stack.p2p_syncs
+        return syncs == "always" or (syncs == "uninterleaved" and self.kernels.plan.virtual_stages == 1)
+
     def crosses(self, stage: int) -> bool:
         """Says whether the border between `stage` and the next lies between two ranks."""
         return stage_rank(self.kernels.plan, stage) != stage_rank(self.kernels.plan, stage + 1)
@@ -107,12 +112,24 @@ class Wires:
         received += sum(stage < plan.n_stages - 1 and self.crosses(stage) for stage in stages)
         return received * plan.n_microbatches * self.size_bytes
 
+    def read_loss(self) -> int:
+        """Returns the number of the block in which the host waits until the device has computed a loss."""
+        key = ("read loss", "loss", 0)
+        if key not in self._blocks:
+            block = BlockBuilder()
+            block.node(self.kernels.marker, sync=True)
+            self._blocks[key] = self.add_block(block.build("read loss"))
+        return self._blocks[key]
+
     def wait(self, forward: bool, backward: bool, sent: bool) -> int:
-        """Returns the number of the block in which compute waits for arrivals and, where `sent`, for its own sends."""
+        """Returns the number of the block in which compute waits for arrivals and, where `sent`, for its own sends.
+
+        Where the framework synchronizes after an exchange, the host waits too.
+        """
         key = ("wait", f"{forward}{backward}{sent}", 0)
         if key not in self._blocks:
             slots = [ARRIVED] * forward + [ARRIVED_GRAD] * backward + [SENT] * sent
             block = BlockBuilder()
-            block.node(self.kernels.marker, wait=slots)
+            block.node(self.kernels.marker, wait=slots, sync=self._syncs)
             self._blocks[key] = self.add_block(block.build("wait"))
         return self._blocks[key]

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from forerun.common.errors import ImpossiblePlan
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import V_SCHEDULES, Plan
+from forerun.describe.stacks.catalog import load_stack
 from forerun.describe.stacks.stack import Stack
 
 Pass = Literal["F", "B", "W"]
@@ -50,14 +51,18 @@ Turn = tuple[Action, ...]
 def rank_turns(plan: Plan, rank: int) -> tuple[Turn, ...]:
     """Returns the actions of one pipeline rank in order, and which of them run side by side (`expert_overlap`)."""
     sizes = plan.pp, rank, plan.virtual_stages, plan.n_microbatches
-    return _rank_turns(plan.pp_schedule, *sizes, plan.expert_overlap)
+    all_forward_first = plan.n_microbatches == plan.pp and load_stack(plan.stack).all_forward_first
+    return _rank_turns(plan.pp_schedule, *sizes, plan.expert_overlap, all_forward_first)
 
 
 @lru_cache(maxsize=4096)
-def _rank_turns(schedule: str, p: int, r: int, v: int, m: int, overlap: bool) -> tuple[Turn, ...]:
+def _rank_turns(
+    schedule: str, p: int, r: int, v: int, m: int, overlap: bool, all_forward_first: bool
+) -> tuple[Turn, ...]:
     """Returns the turns of rank `r`.
 
-    To pair passes of different micro batches, 1F1B starts with one more forward pass.
+    To pair passes of different micro batches, 1F1B starts with one more forward pass. With `all_forward_first`,
+    interleaved stages run every forward pass before the first backward pass.
     """
     if p == 1:
         found = _one_f_one_b(p, r, m, int(overlap))
@@ -66,7 +71,7 @@ def _rank_turns(schedule: str, p: int, r: int, v: int, m: int, overlap: bool) ->
     elif schedule == "1F1B" and v == 1:
         found = _one_f_one_b(p, r, m, int(overlap))
     elif schedule in ("1F1B", "Interleaved1F1B"):
-        found = _interleaved(p, r, v, m, int(overlap))
+        found = _interleaved(p, r, v, m, m * v if all_forward_first else int(overlap))
     elif schedule == "ZB1P":
         found = [(action,) for action in _zero_bubble(p, r, m)]
     elif schedule == "ZBV":
@@ -85,7 +90,10 @@ def _one_f_one_b(p: int, rank: int, m: int, ahead: int) -> list[Turn]:
 
 
 def _interleaved(p: int, rank: int, v: int, m: int, ahead: int) -> list[Turn]:
-    """Returns Megatron-LM's interleaved schedule (arXiv 2104.04473, section 2.2): micro batches in groups of p."""
+    """Returns Megatron-LM's interleaved schedule (arXiv 2104.04473, section 2.2): micro batches in groups of p.
+
+    `ahead` forward passes more than it needs come before the first backward pass.
+    """
     if m % p:
         raise ImpossiblePlan(f"impossible plan: Interleaved1F1B: {m} micro batches are not divisible by pp {p}")
     total = m * v
@@ -98,7 +106,7 @@ def _interleaved(p: int, rank: int, v: int, m: int, ahead: int) -> list[Turn]:
         group, inside = divmod(k, p * v)
         return Action("B", (v - 1 - inside // p) * p + rank, group * p + inside % p)
 
-    warmup = total if m == p else min(total, (p - rank - 1) * 2 + (v - 1) * p + ahead)
+    warmup = min(total, (p - rank - 1) * 2 + (v - 1) * p + ahead)
     order: list[Turn] = [(forward(k),) for k in range(warmup)]
     order += [(forward(warmup + k), backward(k)) for k in range(total - warmup)]
     order += [(backward(k),) for k in range(total - warmup, total)]

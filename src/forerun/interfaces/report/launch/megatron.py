@@ -10,6 +10,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from forerun.describe.kernels.attention import names_in
+from forerun.describe.stacks.catalog import load_stack
 from forerun.interfaces.report.launch.megatron_model import model_arguments
 from forerun.interfaces.report.launch.torchrun import script
 from forerun.sources.symbolic.schedule import layers_of_stages
@@ -240,7 +241,7 @@ def _offload(t: Translation) -> list[str]:
 
 
 def _kernels(t: Translation) -> list[str]:
-    plan, lines = t.plan, list[str]()
+    plan, lines = t.plan, list(load_stack(t.plan.stack).launch_arguments)
     t.implied_if(not plan.compile, "compile", "Megatron-LM has fused kernels in place of torch.compile")
     t.implied_if(plan.compile_model, "compile_model", "Megatron-LM has no torch.compile of layers")
     t.implied_if(plan.compile_loss, "compile_loss", "the loss is a fused kernel")

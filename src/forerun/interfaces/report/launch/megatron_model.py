@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forerun.describe.kernels.dispatchers import AUTO
+from forerun.describe.plan.rules import drops_attention, drops_hidden
 from forerun.describe.stacks.catalog import load_stack
 from forerun.interfaces.report.launch.special_parts import special_parts
 
@@ -31,8 +32,8 @@ def model_arguments(t: Translation) -> list[str]:
         f"--max-position-embeddings {length}",
         f"--position-embedding-type {position}",
         f"--normalization {'RMSNorm' if model.norm == 'rmsnorm' else 'LayerNorm'}",
-        f"--attention-dropout {0.1 if stack.attention_dropout else 0.0}",
-        f"--hidden-dropout {0.1 if stack.hidden_dropout else 0.0}",
+        f"--attention-dropout {0.1 if drops_attention(model, stack) else 0.0}",
+        f"--hidden-dropout {0.1 if drops_hidden(model, stack) else 0.0}",
         "--tokenizer-type NullTokenizer",
         t.size("vocab", model.vocab),
     ]
