@@ -194,6 +194,10 @@ class Recorder:
         state.last = index
         return index
 
+    def host_time(self, name: str, launches: int) -> None:
+        """Appends work of the host alone to this thread's stream; it takes as long as `launches` kernels to launch."""
+        self.node(self.ops.delay(name, 0, launches))
+
     def collective(
         self, name: str, kind: int, group: str, ranks: Sequence[int], bytes_comm: float, dtype: str, asynchronous: bool
     ) -> Event:

@@ -23,7 +23,7 @@ from forerun.sources.trace.inside.kernels.opaque_calls import Launches
 from forerun.sources.trace.inside.missing import reason
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.modules import Modules
-from forerun.sources.trace.inside.ranks import ddp, process_group
+from forerun.sources.trace.inside.ranks import ddp, process_group, redistribution
 from forerun.sources.trace.inside.recorder import Event, Recorder
 from forerun.sources.trace.inside.refusal import Refusal
 from forerun.sources.trace.inside.sizes import MOST_DEVICES
@@ -73,6 +73,7 @@ class World:
         storages.install(self.mode)
         older_checkpoints.install(job.dynamo)
         ddp.install(self.recorder)
+        redistribution.install(self.recorder)
         effects.install(self.recorder, job.local_rank, Path(job.folder) / f"rank{job.rank}.bin", device.name)
         flash_attention.install(self.recorder)
         self._describe_kernels()
