@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: docs pictures man schemas demo test lint types kernels tests long ray versions bench mutants fuzz invariants clean
+.PHONY: docs pictures man schemas demo test lint types kernels tests long ray versions bench mutants fuzz invariants random-traces clean
 
 demo: $(VENV)/installed
 	$(BIN)/forerun plan examples/llama-3.1-8b/config.json --cluster h100-sxm --gpus 64 --seq-len 8192 --global-batch 256
@@ -81,6 +81,10 @@ fuzz: $(VENV)/installed-test
 # what must hold for every plan, over random plans: make invariants N=5000 SEED=1
 invariants: $(VENV)/installed-test
 	$(BIN)/python tests/fuzz/invariants.py $(N) --seed $(SEED)
+
+# what must hold for every trace, over random programs: make random-traces N=10000 SEED=1
+random-traces: $(VENV)/installed-test
+	$(BIN)/python tests/sources/trace/random_steps.py $(N) --seed $(SEED)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

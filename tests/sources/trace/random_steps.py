@@ -1,109 +1,73 @@
-"""Run in a process of its own: steps of random models, eager, as AOTAutograd's graphs, and compiled by Inductor.
+"""Steps of random models, traced eagerly, as AOTAutograd's graphs, and compiled by Inductor, in one process of its own.
 
-python random_steps.py OUT.json EAGER COMPILED: how many run eagerly, and how many of these also in the two other ways.
+python random_steps.py 10000 --compiled 100 --seed 3 prints what is violated, with the seed of the model, and exits with
+1 then. With --out FILE it writes the summaries of the steps and checks nothing.
 """
 
+import argparse
+import contextlib
 import json
 import os
-import random
 import sys
 import tempfile
+import warnings
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.distributed._functional_collectives import all_gather_tensor_autograd, reduce_scatter_tensor_autograd
-from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from made_recordings import peak_bytes
+from random_models import model_and_input
+from step_properties import WAYS, violations
+
+from forerun.core.memory.profile import profile
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Category, Phase
+from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.sources.trace.inside.world import World
 from forerun.sources.trace.job import Job
 from forerun.sources.trace.recording import Recording, load_recording, save_recording
+from forerun.sources.trace.to_program import to_program
 
 RANKS = 4
 BACKENDS = {"eager": "", "aot": "aot_eager", "inductor": "inductor"}
-
-
-class Mixer(nn.Module):
-    """Products around a function of each element."""
-
-    def __init__(self, width, draw):
-        super().__init__()
-        hidden = 8 * draw.randint(1, 64)
-        self.up, self.down = nn.Linear(width, hidden, bias=draw.random() < 0.5), nn.Linear(hidden, width)
-        self.function = draw.choice((F.gelu, F.silu, F.relu, torch.tanh))
-
-    def forward(self, x):
-        return self.down(self.function(self.up(x)))
-
-
-class Attention(nn.Module):
-    """Attention of two heads."""
-
-    def __init__(self, width, draw):
-        super().__init__()
-        self.qkv, self.causal = nn.Linear(width, 3 * width, bias=False), draw.random() < 0.5
-
-    def forward(self, x):
-        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2)
-
-
-class Gathered(nn.Module):
-    """A product of all ranks' samples, whose sum over the ranks is scattered again."""
-
-    def __init__(self, width, draw):
-        super().__init__()
-        self.product = nn.Linear(width, width, bias=draw.random() < 0.5)
-
-    def forward(self, x):
-        whole = all_gather_tensor_autograd(x.contiguous(), 0, dist.group.WORLD)
-        return reduce_scatter_tensor_autograd(self.product(whole), "sum", 0, dist.group.WORLD)
-
-
-class Layer(nn.Module):
-    def __init__(self, width, draw):
-        super().__init__()
-        self.norm = draw.choice((nn.LayerNorm, nn.RMSNorm))(width)
-        self.inner = draw.choice((Mixer, Mixer, Attention, Gathered))(width, draw)
-        self.residual, self.recomputed = draw.random() < 0.7, draw.random() < 0.3
-
-    def forward(self, x):
-        y = checkpoint(self._inside, x, use_reentrant=False) if self.recomputed else self._inside(x)
-        return x + y if self.residual else y
-
-    def _inside(self, x):
-        return self.inner(self.norm(x))
-
-
-def model_and_input(seed):
-    """The same random model and input for each way to run it."""
-    draw = random.Random(seed)
-    width, dtype = 32 * draw.randint(1, 16), draw.choice((torch.bfloat16, torch.float32))
-    model = nn.Sequential(*[Layer(width, draw) for _ in range(draw.randint(1, 4))]).to("cuda", dtype)
-    return model, torch.ones(draw.randint(1, 8), 16 * draw.randint(1, 32), width, device="cuda", dtype=dtype)
+ELEMENT_BYTES = DTYPE_BYTES | {"fp64": 8}
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
 
 
 def recorded(world, seed, how):
-    """What the second step of a random model did."""
+    """What the second step of a random model did. torch's own counter counts the products of an eager first step."""
     torch._dynamo.reset()
-    model, x = model_and_input(seed)
+    model, x, autocast = model_and_input(seed)
     run = torch.compile(model, backend=BACKENDS[how]) if BACKENDS[how] else model
+    counter = None if BACKENDS[how] or splits_channels(model) else FlopCounterMode(display=False)
     for last in (False, True):
         if last:
             world.recorder.start()
-        run(x).float().square().mean().backward()
+        with contextlib.nullcontext() if last or counter is None else counter:
+            with torch.autocast("cuda", autocast, enabled=autocast is not None):
+                loss = run(x)
+            loss.backward()
         for parameter in model.parameters():
             parameter.grad = None
-    return summary(world.recorder.finish(world.modules.paths, {}))
+    counted = None if counter is None else counter.get_flop_counts().get("Global", {})
+    del loss
+    tokens = x.numel() if model.vocabulary else 0
+    return summary(world.recorder.finish(world.modules.paths, {}), counted, tokens)
 
 
-def summary(recording):
+def splits_channels(model):
+    """Whether a convolution has groups, which torch's counter counts whole in its backward pass."""
+    return any(getattr(module, "groups", 1) > 1 for module in model.modules() if isinstance(module, torch.nn.Conv1d))
+
+
+def summary(recording, counted, tokens):
     op, ops, phase = recording.op, recording.ops, recording.phase
     again = phase == Phase.RECOMPUTE
     flops = ops.flops[op] * np.isin(ops.kind[op], (OpKind.GEMM, OpKind.ATTENTION))
@@ -113,11 +77,49 @@ def summary(recording):
     columns = (ops.flops, ops.bytes_read, ops.bytes_written, ops.bytes_comm, recording.tensor_bytes)
     return {
         "flops": {Phase(p).name: float(flops[phase == p].sum()) for p in set(phase.tolist())},
+        "products": float((ops.flops[op] * (ops.kind[op] == OpKind.GEMM)).sum()),
+        "counted": None if counted is None else sum(float(n) for f, n in counted.items() if f.__name__ in PRODUCTS),
         "messages": sorted([int(kind), float(size)] for (kind, size), one in zip(messages, once, strict=True) if one),
         "saved_bytes": int(recording.tensor_bytes[recording.tensor_category == Category.ACTIVATION].sum()),
+        "beside_bytes": masks_and_statistics_bytes(ops, op, tokens),
         "least": float(min(column.min(initial=0) for column in columns)),
+        "in_order": in_order(recording),
         "comes_back": comes_back(recording),
+        "recording": totals(ops, np.bincount(op, minlength=len(ops)), peak_bytes(recording)),
+        "program": of_program(to_program([recording])),
     }
+
+
+def masks_and_statistics_bytes(ops, op, tokens):
+    """What compiled code may save beside results: a byte for each element of a ReLU, and of each row of a softmax the
+    largest logit and the sum, in fp32. torch's partitioner counts what a fused kernel makes twice, so it may save the
+    mask beside the result."""
+    relus = [row for row in op.tolist() if ops.name[row] == "relu"]
+    masks = sum(block(ops.bytes_written[row] / ELEMENT_BYTES[ops.dtype[row]]) for row in relus)
+    return masks + 2 * block(4 * tokens)
+
+
+def block(size_bytes):
+    return -(-int(size_bytes) // 512) * 512
+
+
+def totals(ops, count, peak):
+    """FLOPs and bytes of collectives of all nodes, and the peak of memory."""
+    return [float(round(float((column * count).sum()))) for column in (ops.flops, ops.bytes_comm)] + [float(peak)]
+
+
+def of_program(program):
+    (ranks,) = program.rank_classes
+    count = sum(np.bincount(program.blocks[block].op, minlength=len(program.ops)) for block in ranks.block)
+    return totals(program.ops, count, profile(program)[0].peak_bytes)
+
+
+def in_order(recording):
+    """Whether tensors are freed after they are made, and nodes wait for earlier ones."""
+    alloc, free, n = recording.tensor_alloc, recording.tensor_free, len(recording)
+    waiter = np.repeat(np.arange(n), np.diff(recording.wait_ptr))
+    lives = (free < 0) | (free >= alloc)
+    return bool(lives.all() and (alloc < n).all() and (free < n).all() and (recording.wait < waiter).all())
 
 
 def comes_back(recording):
@@ -138,14 +140,47 @@ def comes_back(recording):
     return True
 
 
-if __name__ == "__main__":
-    made = World(Job(folder=".", world_size=RANKS, steps=1 << 30))
+def steps(world, eager, compiled, first):
+    """Yields the seed of each model, and the summary of its step in each way."""
+    for seed in range(first, first + eager):
+        yield seed, {way: recorded(world, seed, way) for way in (WAYS if seed < first + compiled else WAYS[:1])}
+
+
+def report(found):
+    """Prints what is violated as it is found, and returns whether anything is."""
+    kinds, number = Counter(), 0
+    for seed, ways in found:
+        number += 1
+        for problem in violations(ways):
+            kinds[problem.split(" ")[1]] += 1
+            print(f"{seed}: {problem}", flush=True)
+        if number % 100 == 0:
+            print(f"{number} programs, {sum(kinds.values())} violations", flush=True)
+    print(f"{number} programs; {sum(kinds.values())} violations {dict(kinds) or ''}")
+    return bool(kinds)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("number", type=int, nargs="?", default=200)
+    parser.add_argument("--compiled", type=int, default=0, help="how many of them also run in the two other ways")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the first model; each next one is one more")
+    parser.add_argument("--out", type=Path, default=None)
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    world = World(Job(folder=".", world_size=RANKS, steps=1 << 30))
     dist.init_process_group("nccl")
-    eager, compiled = map(int, sys.argv[2:4])
-    found = []
-    for seed in range(eager):
-        found.append({how: recorded(made, seed, how) for how in (BACKENDS if seed < compiled else ["eager"])})
-    with open(sys.argv[1], "w", encoding="utf-8") as file:
-        json.dump({"steps": found, "notes": list(made.recorder.notes)}, file)
+    found = steps(world, given.number, given.compiled, given.seed)
+    if given.out is not None:
+        written = {"steps": [ways for _, ways in found], "notes": list(world.recorder.notes)}
+        given.out.write_text(json.dumps(written), encoding="utf-8")
+        return 0
+    code = int(report(found))
+    print(*(f"note: {note}" for note in world.recorder.notes), sep="\n", end="")
+    return code
+
+
+if __name__ == "__main__":
+    result = main()
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(result)
