@@ -11,6 +11,7 @@ import pytest
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.goodput import planned as planned_steps
 from forerun.answers.goodput import study as studies
+from forerun.answers.goodput import walks
 from forerun.answers.goodput.formulas import daly_interval_s, first_order_ettr, poisson_efficiency, young_interval_s
 from forerun.answers.goodput.outcome import Outcome, Spent
 from forerun.answers.goodput.planned import PlannedStep
@@ -27,6 +28,8 @@ from forerun.answers.goodput.request import (
     Spares,
 )
 from forerun.answers.goodput.study import Gain, Quantiles, RunStudy, by_time_to_train, changes
+from forerun.answers.goodput.walks import Walks
+from forerun.common.errors import ForerunError
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
@@ -157,6 +160,55 @@ def test_no_interval_is_shorter_than_a_step():
     assert found.save_every_s == 2.0
 
 
+def test_a_study_has_a_hundred_runs_and_says_how_far_it_is():
+    told = []
+    found = studies.study_run(RUN, workers=1, progress=lambda done, of: told.append((done, of)))
+    assert (len(found.outcomes), found.seed, found.gains) == (100, 0, ())
+    assert told == [(done, 100) for done in range(1, 101)]
+    told.clear()
+    failing = replace(RUN, failures=(replace(FAILURE, rate_per_s=1e-4),))
+    both = studies.study_run(failing, 2, workers=1, progress=lambda done, of: told.append((done, of)))
+    assert told == [(done, 14) for done in range(1, 15)]  # the run itself and six changes of it, twice each
+    saved = [gain.saved_s for gain in both.gains]
+    assert (len(saved), saved) == (6, sorted(saved, reverse=True))
+    with pytest.raises(ForerunError, match="runs must be at least 1, got 0"):
+        studies.study_run(RUN, 0)
+
+
+def test_five_million_events_are_the_most_to_be_simulated():
+    """RUN takes 400 s; where nothing goes on, a run is counted as long as ten times that at most."""
+    busy = replace(RUN, failures=(replace(FAILURE, rate_per_s=5.0),), slowdowns=(Slowdown("slow", 7.5, 1.5, 9.0),))
+    studies._check_work(busy, 1000)
+    with pytest.raises(ForerunError, match="1,001 runs with 5,000 failures and slow periods each are too many"):
+        studies._check_work(busy, 1001)
+    studies._check_work(replace(busy, wall_s=40.0), 10_000)
+    studies._check_work(replace(busy, wall_s=1e9), 100)
+    with pytest.raises(ForerunError, match="too many"):
+        studies._check_work(replace(busy, wall_s=1e9), 101)
+
+
+def test_an_executor_is_local_or_ray():
+    with pytest.raises(ForerunError, match="executor must be local or ray, got 'mars'"):
+        Walks(1, executor="mars")
+    with pytest.raises(ForerunError, match="Ray address auto needs executor ray, but the executor is local"):
+        Walks(1, ray_address="auto")
+
+
+def test_a_stored_outcome_is_that_of_its_run_its_seed_and_its_number(tmp_path, monkeypatch):
+    walked = []
+    monkeypatch.setattr(walks, "walk", lambda request, seed, run: walked.append(run) or outcome(100.0 * seed + run))
+    other = replace(RUN, save_every_s=7.0)
+    tasks = [(RUN, 1, 0), (RUN, 1, 1), (RUN, 2, 1), (other, 1, 1)]
+    for expected in ([0, 1, 1, 1], []):
+        walked.clear()
+        with Walks(1, tmp_path / "runs.sqlite") as stored:
+            assert [one.wall_s for one in stored.run(tasks)] == [100.0, 101.0, 201.0, 101.0]
+        assert walked == expected
+    with Walks(1, tmp_path / "runs.sqlite") as stored:
+        assert [one.wall_s for one in stored.run([(RUN, 2, 0), (RUN, 1, 1)])] == [200.0, 101.0]
+    assert walked == [0]
+
+
 def test_without_spares_there_is_always_another_node():
     pool = Pool(RUN)
     assert [pool.replace_s(FAILURE, now_s) for now_s in (0.0, 0.0, 5.0)] == [0.0, 0.0, 0.0]
@@ -246,7 +298,10 @@ def test_a_changed_step_is_that_of_the_changed_setup(monkeypatch):
     assert [(kind.n_gpus, kind.slowdown) for kind in asked[0].kinds] == [(2, 1.5)]
     assert (asked[0].slow_links, asked[1].kinds, asked[1].slow_links) == (3.0, (), 2.0)
 
-    outermost = step.setup.cluster.links[-1].bytes_per_s
+    inner, outer = step.setup.cluster.links
+    pods = replace(step.setup.cluster, links=(inner, replace(outer, size=4), replace(outer, bytes_per_s=25e9)))
+    step = replace(step, setup=replace(step.setup, cluster=pods))
+    outermost = 25e9
     assert step.drag(10 * 2**30 / outermost / 0.25) == 0.25
     assert asked[2].cluster.links[-1].bytes_per_s == pytest.approx(0.75 * outermost)
     step.drag(1e-6)

@@ -6,9 +6,9 @@ from math import inf
 
 import pytest
 
-from forerun.answers.goodput.description import LevelEntry
+from forerun.answers.goodput.description import LevelEntry, RunEntry
 from forerun.answers.goodput.formulas import daly_interval_s
-from forerun.answers.goodput.read import alternatives_of, run_of, usual_interval_s
+from forerun.answers.goodput.read import _Reader, alternatives_of, run_of, usual_interval_s
 from forerun.answers.goodput.request import (
     CheckpointLevel,
     Elastic,
@@ -21,7 +21,9 @@ from forerun.answers.goodput.request import (
     Slowdown,
     Spares,
 )
+from forerun.answers.goodput.study import study_run
 from forerun.common.errors import ForerunError
+from forerun.common.yaml_files import check
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 LEAST = {
@@ -135,6 +137,22 @@ def test_the_best_interval_starts_at_dalys_and_is_no_shorter_than_a_save():
     found = run_of({**LEAST, "failures": kinds}, "x")
     assert found.searches_interval
     assert found.save_every_s == daly_interval_s(30.0, 100 * HOUR_S / 3)
+
+
+@pytest.mark.parametrize("failing", [{"kinds": {"a": {"per_1000_days": 0}}}, {"preset": "llama-3", "rate": 0}])
+def test_what_fails_at_a_rate_of_nothing_never_fails(failing):
+    found = run_of({**LEAST, "failures": {**failing, "lemons": {"share": 0.5, "times": 5}}}, "x")
+    assert (found.failures_per_s, found.searches_interval, found.save_every_s) == (0.0, False, inf)
+    assert found.failures
+    study = study_run(found, 2, workers=1)
+    assert {(one.wall_s, one.interruptions) for one in study.outcomes} == {(2 * DAY_S, 0)}
+
+
+@pytest.mark.parametrize(("cluster", "nodes"), [("h100-sxm", 3), ("gb200-nvl72", 3), ("gb200-nvl4", 5)])
+def test_a_node_has_eight_gpus_or_those_of_a_smaller_node_of_the_cluster(cluster, nodes):
+    plan = {"model": "gpt2-small", "cluster": cluster, "fields": {"seq_len": 128}}
+    entry = check(RunEntry, {**{key: value for key, value in LEAST.items() if key != "step"}, "plan": plan}, "x")
+    assert _Reader(entry, "x").nodes == nodes
 
 
 @pytest.mark.parametrize(("gpus", "per_node", "nodes"), [(8, None, 1), (9, None, 2), (9, 3, 3), (1, None, 1)])

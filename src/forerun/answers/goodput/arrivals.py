@@ -51,7 +51,7 @@ def failures(request: RunRequest, seed: int, run: int) -> Iterator[Failure]:
         for kind in request.failures
         if kind.rate_per_s > 0.0
     ]
-    if request.lemons is not None and request.failures:
+    if request.failures and request.lemons is not None and request.lemons.rate_per_s > 0.0:
         sources.append(_of_lemons(request.lemons, request.failures[0], seed, run))
     return heapq.merge(*sources, key=lambda failure: failure.at_s)
 

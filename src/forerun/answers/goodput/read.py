@@ -121,7 +121,7 @@ class _Reader:
             nodes=self.nodes,
             phases=self._phases(known),
             save_every_s=usual_interval_s(levels, rate) if every_s == "best" else every_s * _MINUTE_S,
-            searches_interval=every_s == "best" and bool(kinds),
+            searches_interval=every_s == "best" and rate > 0.0,
             levels=levels,
             recovery=self._recovery(),
             failures=kinds,

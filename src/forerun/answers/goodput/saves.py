@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import floor, inf
@@ -32,9 +33,13 @@ class Saved:
         """The step of the last one."""
         return self.step + (self.count - 1) * self.period_steps
 
+    def until(self, step: float) -> Saved:
+        """Returns those of several that are not after `step`, which one at least is not."""
+        return replace(self, count=floor((step - self.step) / self.period_steps) + 1)
+
 
 class Saves:
-    """The checkpoints of one level, in the order in which they were written."""
+    """The checkpoints of one level, in the order of the last steps of those that follow each other."""
 
     def __init__(self) -> None:
         self._written: list[Saved] = []
@@ -63,12 +68,12 @@ class Saves:
 
     def forget_after(self, step: float) -> None:
         """Drops the checkpoints of later steps, from which no run goes on."""
-        kept = self._written
-        while kept and kept[-1].last_step > step:
-            one = kept.pop()
+        later = []
+        while self._written and self._written[-1].last_step > step:
+            later.append(self._written.pop())
+        for one in later:
             if one.step <= step:
-                kept.append(replace(one, count=floor((step - one.step) / one.period_steps) + 1))
-                break
+                insort(self._written, one.until(step), key=lambda one: one.last_step)
 
     def clear(self) -> None:
         """Drops all checkpoints, as what held them is lost."""
