@@ -342,3 +342,15 @@ def test_ratios_of_ops_are_weighted_by_the_time_that_nothing_holds_up(monkeypatc
         # op 1: ratio 2 for 2 s and ratio 1 for 1 s; op 2: ratio 1 for 5 s; 10 s in all
         expected = {1: scale * 5 / 3, 2: scale, 3: 1.0}
         assert corrections._ratios(found) == {row: pytest.approx(ratio) for row, ratio in expected.items()}
+
+
+def test_work_that_a_side_does_in_no_time_has_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = (
+        Pair((line("memory", "k", 0.5),), (line("memory", "a", 0.0, ops=(1,)),)),
+        Pair((line("memory", "l", 0.0),), (line("memory", "b", 0.25, ops=(2,)),)),
+        Pair((line("copies", "m", 0.25),), (line("copies", "c", 0.5, ops=(3,)),)),
+    )
+    monkeypatch.setattr(corrections, "_busy_s", lambda _: {"memory": (0.25, 0.5), "copies": (0.0, 0.0)})
+    found: Any = SimpleNamespace(pairs_of_stages=pairs)
+    # the 0.25 s of op 2 are scaled to the 0.5 s of its part; of copies nothing was measured
+    assert corrections._ratios(found) == {2: 2.0, 3: 0.5}

@@ -101,7 +101,7 @@ class RanStep:
     idle_before: dict[str, float] = field(default_factory=dict)
     """seconds in which the GPU runs nothing, by the module of the next kernel"""
     launches: int = 0
-    """kernels, copies and collectives"""
+    """kernels, copies, collectives and transfers"""
 
 
 def ran_step(program: Program, flat: FlatProgram, timeline: Timeline, rank_class: int, slowing: float) -> RanStep:
@@ -125,7 +125,7 @@ def ran_step(program: Program, flat: FlatProgram, timeline: Timeline, rank_class
         hidden_s=(talking + working - together) / PS_PER_S,
         communicating_s=talking / PS_PER_S,
         idle_before=_idle_before(view, done_ps),
-        launches=int((talks | works).sum()),
+        launches=int((~program.ops.is_delay[view.op]).sum()),
     )
 
 
