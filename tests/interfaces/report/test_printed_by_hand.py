@@ -6,7 +6,6 @@ read the difference before you commit it.
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 import figures_by_hand as by_hand
 import pytest
 import results_by_hand
-from rich.console import Console
+from printed_lines import printed
 
 from forerun.answers.comparison.matching import Pair
 from forerun.answers.comparison.ran_step import Line
@@ -149,12 +148,6 @@ PLOTS = {
     "when-jobs-run": lambda: gantt(by_hand.scheduled()[1][0]),
 }
 FOLDER = Path(__file__).parent / "printed"
-
-
-def printed(function, *arguments):
-    out = Console(file=io.StringIO(), width=160, color_system=None, markup=False, highlight=False)
-    function(out, *arguments)
-    return [line.rstrip() for line in out.file.getvalue().splitlines()]
 
 
 def drawn(plot):
