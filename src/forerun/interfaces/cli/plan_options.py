@@ -97,7 +97,7 @@ def plan_asked_about(text: str, seq_len: int) -> dict[str, Any]:
     sequences of another length than `seq_len`.
     """
     if "=" in text:
-        parts = [part.partition("=") for part in re.split(r",(?=\s*\w+=)", text)]
+        parts = [part.partition("=") for part in re.split(r",(?=\s*[\w-]+\s*=)", text)]
         given = {name.strip().replace("-", "_"): value.strip() for name, _, value in parts}
         unknown = next((name for name in given if name not in FIELD_TYPES), None)
         if unknown is not None:
