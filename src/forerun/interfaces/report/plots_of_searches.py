@@ -184,8 +184,7 @@ def plans_plot(result: SearchResult) -> Plot:
 
 def _closely(title: str, values: Sequence[float], *, log: bool = True) -> dict[str, Any]:
     """Returns an axis that fits the values; with `log` it is logarithmic where they are far apart."""
-    wide = far_apart(title, values)
-    if log and wide.get("type") == "log":
+    if log and (wide := far_apart(title, values)).get("type") == "log":
         return wide
     room = _ROOM * (max(values) - min(values)) or _ROOM * max(values) or 1.0
     return axis(title, range=rounded([max(0.0, min(values) - room), max(values) + room]))
