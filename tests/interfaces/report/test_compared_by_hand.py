@@ -128,6 +128,17 @@ def test_a_comparison_as_a_record(said):
     assert record["notes"] == ["one rank"]
 
 
+def names_alone(page):
+    """Checks that all columns of tables are numbers but those of names."""
+    names = {"part of the step", "work", "kernel", "module", "shape", "part", "function", "place", "rank"}
+    for table in (part for part in page.parts if isinstance(part, PageTable)):
+        others = [table.columns[i] for i in range(len(table.columns)) if i not in table.numeric]
+        assert set(others) <= names | {"most lost in"}
+        assert all(name in others for name in table.columns if name in names)
+        assert all(0 <= i < len(table.columns) for i in table.numeric)
+        assert ("most lost in" in table.columns) == ("most lost in" in others)
+
+
 def test_the_page_of_a_comparison(said, monkeypatch):
     monkeypatch.setattr(comparison, "_both_timelines", lambda found: "timelines")
     one = compared(imported=Hand(name="ProfilerStep#3"))
@@ -139,15 +150,13 @@ def test_the_page_of_a_comparison(said, monkeypatch):
         "Where the step lost and won time", "Both timelines", "Work by lost time", "Collectives", "Graph breaks",
         "Modules", "Notes",
     ]  # fmt: skip
-    tables = [part for part in page.parts if isinstance(part, PageTable)]
-    for table in tables:  # numbers are all columns but those of names
-        words = {"part of the step", "work", "kernel", "module", "shape", "part", "function", "place"}
-        assert {table.columns[i] for i in range(len(table.columns)) if i not in table.numeric} <= words
+    names_alone(page)
     many = compared(imported=Hand(name="s"), slowdown=-0.1, notes=(), graph_breaks=[], pairs=())
     many.ranks = (many.rank, many.rank)
     other = comparison.comparison_document(many, "x")
     assert other.parts[0].kind == "good"
     assert [part.text for part in other.parts if type(part).__name__ == "Heading"][1] == "Each rank beside its stage"
+    names_alone(other)
     assert any("those of rank 3 (stage 1), which waits least" in getattr(part, "text", "") for part in other.parts)
 
 
