@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 
 from rich.console import Console
+
+BOLD = "\033[1m"
 
 
 def printed(function, *arguments):
@@ -17,6 +20,16 @@ def printed(function, *arguments):
 def words(function, *arguments):
     """The same lines with single spaces; empty lines are left out."""
     return [" ".join(line.split()) for line in printed(function, *arguments) if line]
+
+
+def crowded(function, *arguments):
+    """The titles in bold that stand right below other text, where an empty line should part them."""
+    out = Console(
+        file=io.StringIO(), width=160, color_system="standard", force_terminal=True, markup=False, highlight=False
+    )
+    function(out, *arguments)
+    lines = ["", *out.file.getvalue().splitlines()]
+    return [line for above, line in pairwise(lines) if BOLD in line and BOLD not in above and above.strip()]
 
 
 def joined(rows):

@@ -6,7 +6,7 @@ from types import SimpleNamespace as Hand
 
 import pytest
 import yaml
-from printed_lines import joined, words
+from printed_lines import crowded, joined, words
 
 from forerun.answers.comparison.corrections import Corrections
 from forerun.answers.comparison.matching import pairs_of
@@ -86,6 +86,7 @@ def test_a_comparison_in_tables(said):
         ["mlp", "900 ms", "1.00 s", "-100 ms"],
         ["note: one rank"],
     ])  # fmt: skip
+    assert crowded(comparison.print_comparison, found, 5) == []
     plain = compared(graph_breaks=[], measured_peak_gib=None, pairs=(), notes=(), measured=compared().predicted)
     lines = words(comparison.print_comparison, plain, 5)
     assert not {"Each rank beside its stage", "Collectives", "Graph breaks"} & set(lines)

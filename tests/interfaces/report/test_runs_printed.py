@@ -6,7 +6,7 @@ from types import SimpleNamespace as Hand
 
 import figures_by_hand as by_hand
 import pytest
-from printed_lines import joined, words
+from printed_lines import crowded, joined, words
 
 from forerun.interfaces.report import console, experiment_console, layer_table
 from forerun.interfaces.report.allocation import allocation_record
@@ -96,6 +96,7 @@ def test_a_run_is_printed_with_what_would_help(plain):
         ["Recommended (each simulated)"], ["+20.0%", "tip 0"], ["+10.0%", "tip 1"], ["+0.0%", "tip 2"],
         *[[f"-{10 * n}.0%", f"tip {2 + n}"] for n in range(1, 4)],
     ])  # fmt: skip
+    assert crowded(experiment_console.print_run, ran(), answers()) == []
     nothing = words(experiment_console.print_run, ran(), answers(0))
     assert nothing[-2:] == ["Recommended (each simulated)", "nothing that was tried is better"]
 
@@ -144,6 +145,7 @@ def test_a_prediction_is_printed_with_its_origins(plain, monkeypatch):
         ["Memory before the first step, MiB"], ["model made", "after", "allocated", "most so far"],
         ["on meta", "model", "3", "4"], ["Where the figures come from"], ["from here"], ["from there"],
     ])  # fmt: skip
+    assert crowded(lambda out: console.print_prediction(out, found, 6e9, explain=True)) == []
     found.loop, found.init = None, ()
     assert not any(
         "Memory before" in line for line in words(lambda out: console.print_prediction(out, found, 1, explain=True))

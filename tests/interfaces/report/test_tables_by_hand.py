@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace as Hand
 
 import pytest
-from printed_lines import joined, printed, words
+from printed_lines import crowded, joined, printed, words
 
 from forerun.answers.analysis.tables import KernelTime, ModuleTime, StreamTime
 from forerun.answers.profile.facts import ProfileFacts
@@ -62,6 +62,7 @@ def test_what_a_profile_holds():
     )
     assert len(found) == 20
     assert printed(profile_tables.print_facts, [FACTS, lone]).count("") == 1
+    assert crowded(profile_tables.print_facts, [FACTS, lone]) == []
     (record,) = profile_tables.facts_record([FACTS])["profiles"]
     assert (record["path"], record["mean_step_s"], record["streams"]) == ("a.json", 0.2, (7, 20))
 
@@ -90,6 +91,7 @@ def test_what_an_analysis_says(tmp_path):
         ["kernel", "1,500 us", "75.0%"], ["host", "200 us", "10.0%"],
         ["note: one rank is cut"],
     ])  # fmt: skip
+    assert crowded(profile_tables.print_analysis, analysis(), 2) == []
     whole = words(profile_tables.print_analysis, analysis(), 4)
     assert whole[9:13] == joined([["a", "1"], ["b", "3"], ["c" * 57 + "...", "2"], ["d" * 60, "0.5"]])
     record = profile_tables.analysis_record(analysis())
@@ -153,6 +155,7 @@ def test_a_snapshot_with_and_without_a_prediction():
         ["Largest tensors at the peak (2 of 3, MiB)"], ["size", "category", "allocated at"],
         ["2,048.0", "weights", "model.py:3"], ["1,024.0", "other", "(no frame recorded)"],
     ])  # fmt: skip
+    assert crowded(memory_snapshot.print_snapshot, SNAPSHOT, None, 2) == []
     predicted = Hand(
         peak_allocated_gib=2.5, peak_reserved_gib=2.75, memory_by_category_gib={"other": 1.5, "activation": 0.25}
     )
@@ -239,6 +242,7 @@ def test_a_ranking_of_programs(bare):
         ["Best by time: a.program (dp 8, tp 2,048), 500 ms"],
         ["figures"], ["missing"],
     ])  # fmt: skip
+    assert crowded(programs.print_programs, ranking(), 1) == []
     record = programs.programs_record(ranking(), 1)
     assert record["counts"] == {"considered": 6, "refused": 1, "out_of_memory": 3, "ok": 2}
     assert record["runtime_histogram"] == [0.5, 1.5]
@@ -375,6 +379,7 @@ def test_a_timeline_in_tables(monkeypatch):
         ["module", "nodes", "total", "share", *(phase.name.lower() for phase in Phase)],
         ["layers.*", "10", "500 ms", "25.0%", "500 ms"],
     ])  # fmt: skip
+    assert crowded(timelines.print_timeline, simulation, 1, 1, 2) == []
     kernels[0] = replace(kernels[0], lines=("/src/model.py:3",))
     assert words(timelines.print_timeline, simulation, 0, 5, 2)[4].endswith("75.0% model.py:3")
     kernels[0] = replace(kernels[0], lines=())

@@ -9,7 +9,7 @@ from types import SimpleNamespace as Hand
 
 import numpy as np
 import pytest
-from printed_lines import joined, words
+from printed_lines import crowded, joined, words
 
 from forerun.describe.plan.plan import Plan
 from forerun.interfaces.report import doctor
@@ -146,6 +146,7 @@ def test_what_an_installation_lacks(monkeypatch):
         ["What this installation has"], ["what", "found"], ["extra data", data.found], ["!", "extra plot", plot.found],
         ["What is missing, and the line that installs it"], ["extra plot: pip install 'forerun[plot]'"],
     ])  # fmt: skip
+    assert crowded(doctor.print_doctor, findings) == []
     assert len(words(doctor.print_doctor, [data])) == 3
     assert doctor.doctor_record([data])["findings"][0]["what"] == "extra data"
     monkeypatch.setattr(doctor, "library", lambda: "here")
