@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 from starlette.testclient import TestClient
 
 from forerun.interfaces.serve.app import MOST_BYTES, STATIC, application
+from forerun.interfaces.serve.guard import App
 
 OWN = "http://127.0.0.1:8765"
 
 
+@cache
+def served(host: str) -> App:
+    """The application of one address, so that not every test starts a search process of its own."""
+    return application("right", host)
+
+
 def stranger(base: str = OWN, host: str = "127.0.0.1") -> TestClient:
-    return TestClient(application("right", host), base_url=base)
+    return TestClient(served(host), base_url=base)
 
 
 @pytest.mark.parametrize(

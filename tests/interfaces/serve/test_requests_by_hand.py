@@ -129,7 +129,7 @@ def test_an_archive_of_the_same_files_is_the_same_bytes() -> None:
         assert archive.getinfo("notes.txt").compress_size < 100
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client() -> TestClient:
     headers = {"authorization": "Bearer right"}
     return TestClient(app.application("right"), base_url=OWN, headers=headers)
