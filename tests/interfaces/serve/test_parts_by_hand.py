@@ -10,7 +10,11 @@ import pytest
 from forerun.common.errors import ForerunError
 from forerun.describe.plan.plan import Plan
 from forerun.interfaces.serve import planner, searching, worker
-from forerun.interfaces.serve.question import AboutPlan, AboutRows, Question
+from forerun.interfaces.serve.question import (
+    AboutPlan,
+    AboutRows,
+    Question,
+)
 from forerun.interfaces.serve.searching import Answered, Task
 from forerun.interfaces.serve.worker import SUPERSEDED, WAITING, Cancelled, Job
 
@@ -205,6 +209,31 @@ def test_a_task_may_end_in_the_middle_and_a_broken_pipe_is_no_fault_of_it() -> N
 
     with pytest.raises(BrokenPipeError):
         worker._fault(broken, "a", told.append, lambda: None)
+
+
+def test_jobs_end_one_after_the_other_whatever_happens_in_them(monkeypatch: Patch) -> None:
+    class Process:
+        is_alive = True
+
+        def __init__(self, work: Any) -> None:
+            self.work = work
+
+        def do(self, one: Job) -> bool:
+            if one.task == "bug":
+                raise KeyError(one.task)
+            one.tell({"done": one.task, "by": self.work})
+            return True
+
+    monkeypatch.setattr(worker, "_Process", Process)
+    made = worker.Worker("work")
+    started = [made.start(task, ("page", task), lambda _: None) for task in ("a", "bug", "c")]
+    told = [list(iter(lambda one=one: one._events.get(timeout=30), None)) for one in started]
+    assert [[event for event in of_job if event != WAITING] for of_job in told] == [
+        [{"done": "a", "by": "work"}],
+        [{"kind": "error", "message": "a bug of Forerun: KeyError; please report what you asked"}],
+        [{"done": "c", "by": "work"}],
+    ]
+    assert made._open == []
 
 
 # -- the planner -------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Files that are dropped, downloads, requests of the page, and the address of the server, by hand."""
+"""Files that are dropped, downloads, requests of the page, the address of the server, and its limits, by hand."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from types import SimpleNamespace as Hand
 from typing import Any
 
 import pytest
+from small_question import CONFIG
 from starlette.testclient import TestClient
 
 from forerun.common.errors import ForerunError
 from forerun.interfaces.report.page import Document, Text
-from forerun.interfaces.serve import app, dropped, dropped_traces, exports, server
+from forerun.interfaces.serve import app, dropped, dropped_traces, exports, planner, records, server
 from forerun.interfaces.serve.dropped import Where
+from forerun.interfaces.serve.question import MOST_GPUS, MOST_SEQUENCES, MOST_TOKENS, MOST_VALUES, config_model
 
 OWN = "http://127.0.0.1:8765"
 Patch = pytest.MonkeyPatch
@@ -257,3 +259,25 @@ def test_an_address_that_is_taken_is_one_line() -> None:
             server._bound("127.0.0.1", port)
     with pytest.raises(ForerunError, match="can't be served"):
         server._bound("127.0.0.1", 1 << 70)
+
+
+# -- limits and models -------------------------------------------------------------------------------------------------
+
+
+def test_the_server_has_limits() -> None:
+    """A question is small, files have at most 256 MiB in all, and a space has at most 200,000 plans."""
+    assert (app.MOST_BYTES, app.MOST_DROPPED_BYTES, exports._MOST_CSV_BYTES) == (2**20, 2**28, 2**28)
+    assert (dropped.MOST_FILES, app.MOST_NODES, planner.MOST_PLANS) == (256, 16_384, 200_000)
+    assert (MOST_GPUS, MOST_TOKENS, MOST_SEQUENCES, MOST_VALUES) == (131_072, 16_777_216, 1_048_576, 16)
+    assert (records.LISTED, records.MOST_POINTS, dropped._RUNS, dropped._GPUS_OF_A_NODE) == (40, 20_000, 20, 8)
+
+
+def test_a_config_is_of_a_family_that_forerun_reads_itself() -> None:
+    llama = {**CONFIG, "model_type": "llama"}
+    assert config_model(llama, "config.json", "mine").name == "mine"
+    for config in ({**llama, "model_type": "unknown"}, {}):
+        with pytest.raises(ForerunError, match=r"config\.json: model_type .* needs transformers; use forerun plan"):
+            config_model(config, "config.json", "mine")
+    for config in ([], "text", None):
+        with pytest.raises(ForerunError, match="not a JSON object"):
+            config_model(config, "config.json", "mine")
