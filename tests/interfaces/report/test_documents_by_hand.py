@@ -2,56 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace as Hand
 
 import pytest
-from documents_by_hand import documents
 
 from forerun.interfaces.report import documents_of_runs as runs
 from forerun.interfaces.report import documents_of_searches as searches
 from forerun.interfaces.report import documents_of_studies as studies
 from forerun.interfaces.report import plots, plots_of_studies
-from forerun.interfaces.report.page import Figures, Heading, Plot, Table, Text
+from forerun.interfaces.report.page import Text
 from forerun.interfaces.report.series import Bar, iteration_bars, time_unit
-
-NUMBER = re.compile(r"|(x |[$+\-≥])?[\d.,]+( ?(%|us|ms|s|GiB|GB|MB))?( to .*| \(.*)?!?|inf|unknown|yes|no")
-
-
-def test_every_heading_heads_something_and_columns_of_numbers_hold_numbers():
-    for kind, document in documents("mine").items():
-        for part, after in zip(document.parts, (*document.parts[1:], Heading("the end")), strict=True):
-            assert not (isinstance(part, Heading) and isinstance(after, Heading)), (kind, part)
-        for table in (part for part in document.parts if isinstance(part, Table)):
-            assert table.numeric <= set(range(len(table.columns))), (kind, table.columns)
-            assert all(len(row) == len(table.columns) for row in table.rows), (kind, table.columns)
-            for number in table.numeric:
-                cells = {row[number] for row in table.rows}
-                assert all(NUMBER.fullmatch(cell) for cell in cells), (kind, table.columns[number], cells)
-
-
-def headings(document):
-    return [part.text for part in document.parts if isinstance(part, Heading)]
-
-
-def plotted(document):
-    """The heading above each plot."""
-    found, last = [], ""
-    for part in document.parts:
-        last = part.text if isinstance(part, Heading) else last
-        found += [last] if isinstance(part, Plot) else []
-    return found
-
-
-def test_the_plots_of_pages_of_studies_stand_under_their_headings():
-    made = documents("mine")
-    assert plotted(made["scaling"]) == ["Efficiency", "Throughput", "Where the step goes at each scale"]
-    assert plotted(made["comparison"]) == ["Where the step goes"]
-    assert plotted(made["stragglers"]) == ["How step times spread"] * 2
-    assert headings(made["comparison"]) == ["Where the step goes", "Every variant", "Configuration"]
-    assert headings(made["stragglers"]) == ["How step times spread", "Who the others wait for", "Configuration"]
-    assert headings(made["scaling"])[-2:] == ["Every scale", "Configuration"]
-
 
 # -- studies -----------------------------------------------------------------------------------------------------------
 
@@ -338,9 +298,3 @@ def test_heat_maps_of_a_page_say_what_they_leave_out(monkeypatch):
     parts = searches._maps(["a", "b"])
     assert [getattr(part, "text", part) for part in parts[2:]] == ["title a", "plot a", "title b", "plot b", "left out"]
     assert searches._maps([]) == []
-
-
-def test_figures_of_pages_are_figures():
-    for document in documents("mine").values():
-        for part in (part for part in document.parts if isinstance(part, Figures)):
-            assert all(len(entry) == 3 and all(isinstance(text, str) for text in entry) for entry in part.entries)

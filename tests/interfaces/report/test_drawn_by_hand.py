@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace as Hand
 
+import figures_by_hand as by_hand
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
 from forerun.evidence.validation import metrics
-from forerun.interfaces.report import pictures, pictures_of_validation
+from forerun.interfaces.report import pareto_plot, pictures, pictures_of_validation
 from forerun.interfaces.report.drawing import panels
 from forerun.interfaces.report.page import Plot
 from forerun.interfaces.report.plots import axis, layout
@@ -249,3 +251,39 @@ def test_errors_stand_in_rows_of_groups(monkeypatch):
     pictures_of_validation._errors(results, "device", lambda each: each.row.gpu, ("h100", "x", "b200"))
     (ordered,) = kept[1].axes
     assert [text.get_text() for text in ordered.get_yticklabels()] == ["b200, 0 + 1", "h100, 1 + 0"]
+
+
+def test_a_panel_of_an_exploration_has_its_points_its_front_and_its_limit():
+    pair = by_hand.explored().pairs[0]
+    _, (axes,) = panels(8, 5)
+    pareto_plot._panel(axes, pair)
+    kept, again, rings = axes.collections
+    assert [group.get_label() for group in (kept, again)] == ["keeps activations", "recomputes"]
+    assert sorted(map(tuple, kept.get_offsets().tolist())) == [
+        (2.0, pytest.approx(150e-6)), (4.0, pytest.approx(100e-6)), (12.5, pytest.approx(1.2e-3)),
+    ]  # fmt: skip
+    assert again.get_offsets().tolist() == [[1.0, pytest.approx(200e-6)]]
+    front, limit = axes.lines
+    assert (front.get_label(), limit.get_label(), front.get_drawstyle()) == (
+        "Pareto front",
+        "memory limit",
+        "steps-pre",
+    )
+    points = [(row.peak_memory_gib, row.figures.time_ns * 1e-9) for row in pair.pareto]
+    assert list(zip(front.get_xdata(), front.get_ydata(), strict=True)) == points
+    assert list(limit.get_xdata()) == [3.0, 3.0]
+    assert [tuple(offset) for offset in rings.get_offsets().tolist()] == [pytest.approx(point) for point in points]
+    assert axes.get_title() == "gpt on torus"
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    *numbers, key = axes.texts
+    assert [text.get_text() for text in numbers] == [str(n) for n in range(1, len(points) + 1)]
+    assert len(key.get_text().splitlines()) == len(points)
+
+
+def test_a_panel_without_a_limit_and_with_points_that_lie_close():
+    rows = tuple(by_hand.point(by_hand.Strategy(dp=4), time_us, gib) for time_us, gib in ((100, 3.0), (300, 1.0)))
+    pair = replace(by_hand.explored().pairs[0], rows=rows, memory_limit=None)
+    _, (axes,) = panels(8, 5)
+    pareto_plot._panel(axes, pair)
+    assert [line.get_label() for line in axes.lines] == ["Pareto front"]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")

@@ -35,6 +35,8 @@ from forerun.interfaces.report.page import (
 from forerun.interfaces.report.plots import timeline_plot, use_plot
 
 NASTY = by_hand.NASTY
+NUMBER = re.compile(r"|(x |[$+\-≥])?[\d.,]+( ?(%|us|ms|s|GiB|GB|MB))?( to .*| \(.*)?!?|inf|unknown|yes|no")
+"""a cell of a column of numbers"""
 
 
 class Elements(HTMLParser):
@@ -210,3 +212,38 @@ def test_pages_split_the_time_of_collectives_into_parts(kind: str) -> None:
     (table,) = (each for each in parts if isinstance(each, Table) and "protocol" in each.columns)
     assert table.columns[2:8] == ("in all", "wire", "latency", "protocol", "sharing", "waiting")
     assert any("all-reduce" in row[0] for row in table.rows)
+
+
+def test_every_heading_heads_something_and_columns_of_numbers_hold_numbers() -> None:
+    for kind, document in documents("mine").items():
+        for part, after in zip(document.parts, (*document.parts[1:], Heading("the end")), strict=True):
+            assert not (isinstance(part, Heading) and isinstance(after, Heading)), (kind, part)
+        for table in (part for part in document.parts if isinstance(part, Table)):
+            assert table.numeric <= set(range(len(table.columns))), (kind, table.columns)
+            assert all(len(row) == len(table.columns) for row in table.rows), (kind, table.columns)
+            for number in table.numeric:
+                cells = {row[number] for row in table.rows}
+                assert all(NUMBER.fullmatch(cell) for cell in cells), (kind, table.columns[number], cells)
+
+
+def headings(document: Document) -> list[str]:
+    return [part.text for part in document.parts if isinstance(part, Heading)]
+
+
+def plotted(document: Document) -> list[str]:
+    """The heading above each plot."""
+    found, last = [], ""
+    for part in document.parts:
+        last = part.text if isinstance(part, Heading) else last
+        found += [last] if isinstance(part, Plot) else []
+    return found
+
+
+def test_the_plots_of_pages_of_studies_stand_under_their_headings() -> None:
+    made = documents("mine")
+    assert plotted(made["scaling"]) == ["Efficiency", "Throughput", "Where the step goes at each scale"]
+    assert plotted(made["comparison"]) == ["Where the step goes"]
+    assert plotted(made["stragglers"]) == ["How step times spread"] * 2
+    assert headings(made["comparison"]) == ["Where the step goes", "Every variant", "Configuration"]
+    assert headings(made["stragglers"]) == ["How step times spread", "Who the others wait for", "Configuration"]
+    assert headings(made["scaling"])[-2:] == ["Every scale", "Configuration"]

@@ -8,7 +8,7 @@ import pytest
 
 from forerun.interfaces.report import page_sections as sections
 from forerun.interfaces.report import plots
-from forerun.interfaces.report.page import Heading, Listing, Plot, Table, Text
+from forerun.interfaces.report.page import Heading, Listing, Plot, Table, Text, plot_text
 from forerun.interfaces.report.style import BLUE, CAUSE_LOOKS, MEMORY_LOOKS, VERMILLION, WORK_LOOKS, Look
 
 FIRST, SECOND, THIRD = list(WORK_LOOKS)[:3]
@@ -28,6 +28,10 @@ def test_bars_with_their_values():
     assert hovered.data[0]["marker"]["color"] == [VERMILLION, BLUE, VERMILLION]
     assert hovered.data[0]["customdata"] == ["p", "q", "r"]
     assert plots.labelled_bars([], "x", "y").height_px == 80 + 44
+
+
+def test_names_in_plots_are_no_html():
+    assert plot_text("a \"b\" <c> & 'd'") == "a \"b\" &lt;c&gt; &amp; 'd'"
 
 
 def test_the_step_by_cause():
