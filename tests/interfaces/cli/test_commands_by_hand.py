@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 from collections import Counter
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from forerun.interfaces.cli import (
     completion,
     diff,
     experiment,
+    main,
     process,
     process_limits,
     simulate,
@@ -287,3 +289,17 @@ def test_presets_and_values_that_begin_with_what_is_typed():
     assert completion.of_field("zero_stage")("") == ["0", "1", "2", "3"]
     assert completion.of_field("zero_stage")("1,2,") == ["1,2,0", "1,2,1", "1,2,2", "1,2,3"]
     assert "torchtitan" in completion.of_field("stack")("torch")
+
+
+@pytest.mark.parametrize("name", ["experiment", "measure", "plan"])
+def test_a_command_that_is_loaded_again_is_the_same(name):
+    """A group of commands and a command alone, each with the limits of a process once."""
+
+    def options(command):
+        parts = getattr(command, "registered_commands", None)
+        callbacks = [command] if parts is None else [part.callback for part in parts]
+        return [list(inspect.signature(each).parameters) for each in callbacks]
+
+    first = options(main._load.__wrapped__(name))
+    assert options(main._load.__wrapped__(name)) == first
+    assert all(each.count("time_limit") == 1 for each in first)

@@ -11,9 +11,11 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from copy import copy
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -181,7 +183,14 @@ def _load(name: str) -> Callable[..., None] | typer.Typer:
     limited = import_module("forerun.interfaces.cli.process_limits").limited
     if not isinstance(command, typer.Typer):
         return limited(command, name)
-    for part in (command.registered_callback, *command.registered_commands):
-        if part is not None and part.callback is not None:
-            part.callback = limited(part.callback, name)
-    return command
+    own = copy(command)  # the module's own stays as it is, so that loading it again does the same
+
+    def with_limits(part: Any) -> Any:
+        made = copy(part)
+        made.callback = limited(part.callback, name)
+        return made
+
+    own.registered_commands = [with_limits(part) for part in command.registered_commands]
+    if command.registered_callback is not None:
+        own.registered_callback = with_limits(command.registered_callback)
+    return own
