@@ -7,8 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.plan import Plan
+from forerun.interfaces.report.launch import accelerate, megatron
 from forerun.interfaces.report.launch.python_text import Call, Code, python_text
+from forerun.interfaces.report.launch.tools import NOTES, launch_files
 from forerun.interfaces.report.launch.torchtitan_model import family_of, shared_experts
 
 
@@ -112,3 +116,59 @@ def test_what_torchtitan_has_not_is_named(model, why):
 
 def test_shared_experts_are_counted_in_experts():
     assert shared_experts(with_moe(LATENT, shared_ffn=3 * LATENT.moe.expert_ffn)) == 3
+
+
+def test_ranks_of_several_nodes_meet_at_the_first_one(monkeypatch):
+    monkeypatch.setattr(accelerate, "bash", lambda t, environment, words: words)
+    monkeypatch.setattr(accelerate, "remark_nodes", lambda t, nodes: None)
+
+    def words(world_size):
+        t = SimpleNamespace(plan=SimpleNamespace(world_size=world_size), cluster=SimpleNamespace(node_size=8))
+        return accelerate._script(t, [], ["--option"])
+
+    alone = ["accelerate launch", f'--config_file "$HERE/{accelerate.CONFIG}"']
+    last = ["--option", '"${SCRIPT:?your training script}"']
+    assert words(8) == [*alone, *last]
+    assert words(16) == [
+        *alone, '--machine_rank "${NODE_RANK:-0}"', '--main_process_ip "${MASTER_ADDR:?the first node}"',
+        '--main_process_port "${MASTER_PORT:-29500}"', *last,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "lines", "said"),
+    [
+        ({}, [], ("implied", "activation_offload")),
+        ({"activation_offload": 0.5}, ["--cpu-offloading-num-layers 6"], ("give", "activation_offload")),
+        ({"activation_offload": 0.5, "pp": 2}, [], ("note", "activation_offload")),
+        ({"activation_offload": 0.5, "activation_checkpointing": "full"}, [], ("note", "activation_offload")),
+        ({"activation_offload": 0.01}, [], ("note", "activation_offload")),
+        ({"activation_offload": 1.0}, [], ("note", "activation_offload")),
+        ({"offload": "optimizer"}, ["--offload-optimizer-states"], ("give", "offload")),
+        ({"offload": "optimizer", "zero_stage": 2}, [], ("implied_if", False, "offload")),
+        ({"offload": "optimizer", "fsdp": 1}, [], ("implied_if", False, "offload")),
+        ({"offload": "none"}, [], ("implied_if", True, "offload")),
+    ],
+)
+def test_what_megatron_offloads(fields, lines, said):
+    usual = {"offload": "none", "fsdp": 8, "zero_stage": 1, "activation_offload": 0.0, "pp": 1}
+    plan = SimpleNamespace(**{**usual, "activation_checkpointing": "none", **fields})
+    told = []
+
+    def tell(name):
+        return lambda *arguments: told.append((name, *arguments[: 2 if name == "implied_if" else 1]))
+
+    names = ("give", "note", "implied", "implied_if", "remark")
+    t = SimpleNamespace(plan=plan, model=SimpleNamespace(n_layers=12), **{name: tell(name) for name in names})
+    assert megatron._offload(t) == lines
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("fields", "noted"),
+    [({"shard_min_mib": 5}, True), ({"shard_min_mib": 5, "zero_stage": 1}, False), ({}, False)],
+)
+def test_shards_of_large_parameters_alone_are_noted_where_parameters_are_sharded(fields, noted):
+    plan = Plan(1024, dp_shard=8, stack="deepspeed", **fields)
+    files = launch_files(plan, DENSE, load_cluster("h100-sxm"), "deepspeed")
+    assert ("shard_min_mib" in files[NOTES]) == noted
