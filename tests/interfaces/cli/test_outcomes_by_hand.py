@@ -1,0 +1,51 @@
+"""What `forerun astra` prints and records of a replay, by known answers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as Hand
+
+import pytest
+
+from forerun.astrasim.astra.hot_links import HotLink
+from forerun.common.errors import ForerunError
+from forerun.interfaces.cli import astra
+
+
+def test_busiest_links_follow_the_lines_of_a_replay(monkeypatch, capsys):
+    monkeypatch.setattr(astra, "output_lines", lambda *_: ["a line", "another"])
+    astra._Outcome((), (HotLink(0, 9, 0.25, 1000), HotLink(3, 4, 0.125, 7))).print_lines(None)
+    assert capsys.readouterr().out.splitlines() == [
+        "a line", "another", "link 0 -> 9: busy 25.0%, 1000 bytes", "link 3 -> 4: busy 12.5%, 7 bytes",
+    ]  # fmt: skip
+
+
+def test_the_record_of_a_replay_leaves_out_what_is_not_known(monkeypatch):
+    monkeypatch.setattr(astra, "asdict", lambda one: dict(vars(one)))
+    ranks = (Hand(wall_time=5, memory=None), Hand(wall_time=7, memory=0))
+    assert astra._Outcome(ranks).record() == {"per_rank": {"0": {"wall_time": 5}, "1": {"wall_time": 7, "memory": 0}}}
+    linked = astra._Outcome((), (Hand(source=1),)).record()
+    assert linked == {"per_rank": {}, "hottest_links": [{"source": 1}]}
+
+
+def test_kernels_without_a_time_are_said_or_refused(capsys):
+    found = Hand(untimed=1200, kernels=3400, timeline=Hand(end_of_step_ps=1), statistics=("s",))
+    assert astra._statistics_of(found) == ("s",)
+    assert capsys.readouterr().err.startswith("warning: 1,200 of 3,400 compute nodes have neither duration_micros")
+    found.timeline.end_of_step_ps = 0
+    with pytest.raises(ForerunError, match=r"1,200 of 3,400 compute nodes .*, and nothing else takes time"):
+        astra._statistics_of(found)
+    found.untimed = 0
+    assert astra._statistics_of(found) == ("s",)
+    assert capsys.readouterr().err == ""
+
+
+def test_options_of_a_replay_that_do_not_go_together():
+    how = Hand(hottest=3, semantics=astra.Semantics.STREAMS, order="ascending")
+    machine = Hand(aware=False)
+    with pytest.raises(ForerunError, match="--hottest: add --backend aware"):
+        astra._replayed([], {}, machine, how)
+    how.hottest = 0
+    for aware, order in ((True, "ascending"), (False, "hashed")):
+        machine.aware, how.order = aware, order
+        with pytest.raises(ForerunError, match="--semantics streams has neither --backend aware nor the issue order"):
+            astra._replayed([], {}, machine, how)
