@@ -1,14 +1,15 @@
-"""What `forerun astra` prints and records of a replay, by known answers."""
+"""What commands print and record of what they found, and what they refuse before any work, by known answers."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace as Hand
 
 import pytest
+from command_here import run_here
 
 from forerun.astrasim.astra.hot_links import HotLink
 from forerun.common.errors import ForerunError
-from forerun.interfaces.cli import astra
+from forerun.interfaces.cli import astra, cluster, plan_search, predict, run
 
 
 def test_busiest_links_follow_the_lines_of_a_replay(monkeypatch, capsys):
@@ -49,3 +50,37 @@ def test_options_of_a_replay_that_do_not_go_together():
         machine.aware, how.order = aware, order
         with pytest.raises(ForerunError, match="--semantics streams has neither --backend aware nor the issue order"):
             astra._replayed([], {}, machine, how)
+
+
+def test_parts_beside_a_step_are_recorded_and_printed_where_they_are_asked_for(monkeypatch):
+    printed = []
+    for name in ("allocation", "post_training", "compression", "outer_steps"):
+        monkeypatch.setattr(predict, f"{name}_record", lambda part, name=name: (name, part))
+        monkeypatch.setattr(predict, f"print_{name}", lambda out, part, name=name: printed.append((name, part)))
+    whole = predict.Beside("s", "a", "g", "r")
+    assert whole.record() == {
+        "allocator": ("allocation", "a"), "post_training": ("post_training", "s"),
+        "gradient_compression": ("compression", "g"), "outer_steps": ("outer_steps", "r"),
+    }  # fmt: skip
+    whole.print(None)
+    assert printed == [("post_training", "s"), ("allocation", "a"), ("compression", "g"), ("outer_steps", "r")]
+    printed.clear()
+    predict.Beside().print(None)
+    assert printed == []
+
+
+@pytest.mark.parametrize("command", ["run", "cluster"])
+def test_pictures_need_matplotlib_before_any_work(command, monkeypatch):
+    for module in (run, cluster):
+        monkeypatch.setattr(module, "drawing_is_possible", lambda: False)
+    asked = run_here(None, command, "missing.yaml", "--pictures", "folder")
+    assert (asked.returncode, "--pictures needs matplotlib" in asked.stderr) == (2, True)
+    plain = run_here(None, command, "missing.yaml")
+    assert (plain.returncode, "missing.yaml" in plain.stderr, "matplotlib" in plain.stderr) == (2, True, False)
+
+
+def test_heat_maps_and_pictures_of_a_search_are_checked_first(monkeypatch):
+    monkeypatch.setattr(plan_search, "drawing_is_possible", lambda: False)
+    plan_search.Shown().check()
+    with pytest.raises(ForerunError, match="--pictures needs matplotlib"):
+        plan_search.Shown(pictures="folder").check()
