@@ -246,6 +246,7 @@ def test_errors_stand_in_rows_of_groups(monkeypatch):
     (axes,) = kept[0].axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["b200, 0 + 1", "h100, 1 + 0", "a100, 2 + 1"]
     assert (axes.get_ylim(), axes.get_xlim()) == ((-0.6, 2.6), (-63.0, 63.0))
+    assert [list(each.get_xdata()) for each in axes.lines[:3]] == [[-10.0, -10.0], [10.0, 10.0], [0, 0]]
     assert axes.get_title(loc="left") == "Errors by device (rows of tiers A + B)"
     assert kept[0].get_size_inches()[1] == pytest.approx(1.3 + 0.5 * 3)
     pictures_of_validation._errors(results, "device", lambda each: each.row.gpu, ("h100", "x", "b200"))

@@ -66,6 +66,8 @@ def test_a_page_draws_every_cell_once_and_escapes_names():
     assert [len(trace["x"]) for trace in plot.data] == [2, 2, 1]
     assert plot.layout["xaxis"]["ticktext"] == ["1", "2", "&lt;b&gt;"]
     assert "the best is tp 1, micro_batch 1: best plan 250 ms" in plot.about
+    x, y = plot.layout["xaxis"], plot.layout["yaxis"]
+    assert (x["range"], x["tickvals"], y["range"], y["tickvals"]) == ([-0.5, 2.5], [0, 1, 2], [0, 2], [0.5, 1.5])
 
 
 def test_a_picture_is_the_same_every_time():
