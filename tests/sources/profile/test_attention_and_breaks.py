@@ -93,3 +93,23 @@ def test_graph_breaks_have_a_place_a_module_and_the_idle_time_after_them(tmp_pat
         ("forward", "model.py:20", "Mlp_0", 1),
     ]
     assert [one.idle_s for one in found] == pytest.approx([70e-6, 30e-6])
+
+
+def test_a_step_counts_its_own_breaks_and_their_first_kernels(tmp_path):
+    """One break just before the step, one as it begins, one inside twice, and one as it ends."""
+    stack, name = "python_function", "model.py({0}): torch_dynamo_resume_in_f_at_{0}"
+    events = [host(f"ProfilerStep#{number}", 100 * number, 100, "user_annotation") for number in (1, 2, 3)]
+    events += [host("nn.Module: Outer_0", 90, 200, stack), host("nn.Module: Inner_0", 200, 20, stack)]
+    for number, (at, line) in enumerate([(199, 1), (200, 2), (230, 3), (250, 3), (300, 4)], 1):
+        events += [host(name.format(line), at, 0.5, stack), launch(at + 0.1, 0.2, number)]
+        events += [kernel("gemm", at + 6, 10, number)]
+    found = import_step(read_profiles([write_profile(tmp_path / "a.json", events)]), 2).graph_breaks[0]
+    assert [(one.place, one.module, one.calls) for one in found] == [
+        ("model.py:3", "", 2),
+        ("model.py:2", "Inner_0", 1),
+    ]
+    assert [one.idle_s for one in found] == pytest.approx(
+        [30e-6, 0]
+    )  # 216 to 236, 246 to 256; the step before ends at 215
+    two = import_step(read_profiles([_broken_step(tmp_path)])).graph_breaks[0]
+    assert sum(one.calls for one in two) == 2
