@@ -34,6 +34,7 @@ def _linked(events: list[Any], nodes: list[Any]) -> tuple[int, int]:
     [
         ([[TENSOR], 1, "allreduce", 4], ["Tensor(float)"], ("allreduce", 64, "Float", 4, 64)),
         ([[TENSOR, TENSOR], "all_gather", 4], ["", "Tensor(c10::Half)"], ("all_gather", 128, "Half", 4, 512)),
+        ([[TENSOR], [TENSOR], "all_gather", 4], ["Tensor(float)"], ("all_gather", 64, "Float", 4, 256)),
         ([[TENSOR], "send", 2], ["Tensor(unsigned char)"], ("send", 64, "unsigned char", 2, 64)),
         ([[TENSOR], "allreduce", 1], ["Tensor(float)"], ("allreduce", 64, None, None, None)),
         ([[TENSOR], "allreduce", True], ["Tensor(float)"], ("allreduce", 64, None, None, None)),
