@@ -11,7 +11,6 @@ from forerun.common.units import GIGA, TERA
 from forerun.core.cost.profile import (
     AttentionEntry,
     GemmEntry,
-    GemmRoles,
     HostCopyEntry,
     MemoryEntry,
     Profile,
@@ -26,6 +25,8 @@ LINKS = ("nvlink", "nvswitch")
 """kinds of links to which a profile's collectives apply"""
 _NOTHING = 1e-6
 """fitted values below this are 0: a fit stops a little above a bound of 0"""
+_OF_GRADIENTS = ("gradient_slowdown", "own_wgrad_rate")
+"""constants of a dtype that its forward products do not tell"""
 Entry = TypeVar("Entry", GemmEntry, AttentionEntry, NodeOp)
 
 
@@ -125,15 +126,13 @@ def with_roles(profile: Profile, rates: Mapping[str, float], words: str) -> Prof
     if not rates:
         return profile
     own = profile.gemm_roles
-    return replace(
-        profile,
-        gemm_roles=GemmRoles(
-            dgrad_rate=rounded(rates.get("dgrad", own.dgrad_rate)),
-            wgrad_rate=rounded(rates.get("wgrad", own.wgrad_rate)),
-            accumulate_exposed=own.accumulate_exposed,
-            source=f"{words}; what it does not name: {own.source}",
-        ),
+    roles = replace(
+        own,
+        dgrad_rate=rounded(rates.get("dgrad", own.dgrad_rate)),
+        wgrad_rate=rounded(rates.get("wgrad", own.wgrad_rate)),
+        source=f"{words}; what it does not name: {own.source}",
     )
+    return replace(profile, gemm_roles=roles)
 
 
 def _with_gemm(old: Profile, parts: Mapping[str, NewPart], samples: Samples, cluster: Cluster) -> Profile:
@@ -141,8 +140,10 @@ def _with_gemm(old: Profile, parts: Mapping[str, NewPart], samples: Samples, clu
     for dtype, part in parts.items():
         peaks[dtype] = rounded(cluster.device.peak(dtype) / TERA, 6)
         entry: GemmEntry = rounded_entry(part.entry)
+        known = {name: getattr(gemm[dtype], name) for name in _OF_GRADIENTS} if dtype in gemm else {}
         gemm[dtype] = replace(
             entry,
+            **known,
             p_tflops=min(entry.p_tflops, peaks[dtype]),
             hbm_gb_s=min(entry.hbm_gb_s, hbm_gb_s),
             source=fitted_on(samples.of_kernels, part.figures()),
