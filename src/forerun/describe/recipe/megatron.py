@@ -181,12 +181,8 @@ def _precision(fields: Fields) -> dict[str, Any]:
         values |= {"reduce_dtype": narrow, "accumulate_dtype": narrow}
     recipe = fields.text("fp8-recipe", "delayed", ("mxfp8", *_FP8_RECIPES))
     if fields.stated("fp8-format") or fields.stated("fp8"):
-        block = recipe == "mxfp8"
-        values |= (
-            {"precision": "mxfp8"} if block else {"precision": "fp8", "fp8_recipe": recipe.replace("wise", "wise")}
-        )
-        if recipe == "blockwise":
-            values["fp8_recipe"] = "block"
+        of_fp8 = {"precision": "fp8", "fp8_recipe": _FP8_RECIPES.get(recipe)}
+        values |= {"precision": "mxfp8"} if recipe == "mxfp8" else of_fp8
     if fields.stated("fp4-format"):
         fields.stated("fp4-recipe")
         values["precision"] = "nvfp4"
