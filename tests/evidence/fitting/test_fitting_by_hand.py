@@ -17,7 +17,7 @@ from forerun.describe.cluster.types import KernelRates
 from forerun.describe.stacks.catalog import load_stack
 from forerun.evidence.fitting import anchor, left_out, posterior, steps, write
 from forerun.evidence.fitting.anchor import Anchor, far_off, rates_of
-from forerun.evidence.fitting.anchor_file import with_stated_rates
+from forerun.evidence.fitting.anchor_file import _count, with_stated_rates
 from forerun.evidence.fitting.constants import Constant, Kind, changed, load_registry
 from forerun.evidence.fitting.fit import FittedConstant, priors_of, rounded, row_weights
 from forerun.evidence.fitting.left_out import mean_errors
@@ -57,6 +57,13 @@ def test_stated_rates_are_factors_on_those_of_the_cluster(tmp_path: Path) -> Non
 def test_stated_rates_that_are_wrong_are_one_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ForerunError, match=rf"rates\.yaml: .*{said}|rates\.yaml: {said}"):
         _stated(tmp_path, text)
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.0, "8"])
+def test_a_count_is_a_whole_number_from_one(value: object) -> None:
+    assert _count("gpus", 1) == 1
+    with pytest.raises(ForerunError, match="gpus: expected a whole number above 0"):
+        _count("gpus", value)
 
 
 @pytest.mark.parametrize(("measured_s", "far"), [(2.0, False), (5.9, False), (6.0, True), (0.67, False), (0.66, True)])
