@@ -10,6 +10,7 @@ from rich.console import Console
 from forerun.common.errors import ForerunError
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.groups import CommGroup
+from forerun.core.program.storage import save
 from forerun.core.program.types import N_CATEGORIES, Category, Collective, Program, RankClass
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.evidence.measure.compare_trace import compare, main, print_comparison
@@ -162,3 +163,56 @@ def test_without_a_gpu_one_line_says_so(tmp_path, capsys, monkeypatch):
 def test_what_is_wrong_is_named(arguments, said, capsys):
     assert main(arguments) == 2
     assert said in capsys.readouterr().err
+
+
+class Rank:
+    """A stand-in of what needs a GPU: the profiler, one of whose kernels has brackets in its name."""
+
+    def __init__(self, monkeypatch):
+        self.steps = []
+        made = Kineto()
+        made.event("cpu_op", "aten::mm", 0, 8)
+        made.launch(2, "nvjet", 5.0)
+        made.launch(90, "odd[kernel]", 1.0)
+        self.kernels = kernels_of(made.trace())
+        monkeypatch.setattr("forerun.evidence.measure.compare_trace._torch", lambda: torch)
+        monkeypatch.setattr("forerun.evidence.measure.compare_trace.trace_job", lambda job, _: self.trace(job))
+        monkeypatch.setattr("forerun.evidence.measure.profiled.profiled_step", self.profile)
+
+    def trace(self, job):
+        self.job = job
+        return program(), None
+
+    def profile(self, script, arguments, steps):
+        self.steps.append((arguments, steps))
+        return self.kernels, 4 * MIB
+
+
+def test_the_command_traces_profiles_and_compares(tmp_path, capsys, monkeypatch):
+    rank = Rank(monkeypatch)
+    told = tmp_path / "told.json"
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert main([__file__, "--steps", "3", "--json", str(told), "--", "--lr", "1"]) == 0
+    assert rank.steps == [(["--lr", "1"], 3)]
+    assert (rank.job.arguments, rank.job.world_size, rank.job.steps) == (("--lr", "1"), 8, 3)
+    assert "odd[kernel]" in capsys.readouterr().out
+    record = json.loads(told.read_text())
+    assert record["measured_peak_bytes"] == 4 * MIB
+    assert [row["name"] for row in record["rows"]][:2] == ["mm", "odd[kernel]"]
+
+
+def test_other_ranks_profile_and_say_nothing(capsys, monkeypatch):
+    rank = Rank(monkeypatch)
+    monkeypatch.setenv("RANK", "1")
+    assert main([__file__]) == 0
+    assert len(rank.steps) == 1
+    assert not hasattr(rank, "job")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_saved_program_is_not_traced_again(tmp_path, capsys, monkeypatch):
+    rank = Rank(monkeypatch)
+    save(program(), tmp_path / "a.program")
+    assert main([__file__, "--program", str(tmp_path / "a.program")]) == 0
+    assert not hasattr(rank, "job")
+    assert "nccl all_gather" in capsys.readouterr().out

@@ -153,8 +153,10 @@ class FakeCuda:
 
         def record(self):
             self.at_ms = self.gpu.now_ms
+            self.gpu.log.append("record")
 
         def elapsed_time(self, end):
+            assert self.gpu.log[-1] == "synchronize", "CUDA: both events must be completed"
             return end.at_ms - self.at_ms
 
     def Event(self, enable_timing):
@@ -199,6 +201,15 @@ def test_kernels_are_timed_alone_and_with_cold_caches():
     fake = FakeTorch()
     assert CudaTimer(fake).kernel_s(lambda: fake.cuda.kernel(2.0)) == pytest.approx(2e-3)
     assert fake.cuda.flushes == 1 + run_count(2e-3)
+
+
+def test_runs_back_to_back_begin_on_an_idle_device():
+    fake = FakeTorch()
+    CudaTimer(fake).together_s(lambda: fake.cuda.log.append("run"))
+    log = fake.cuda.log
+    first = log.index("record")
+    assert log[first - 1] == "synchronize"
+    assert log[first : first + 23] == ["record", *["run"] * 20, "record", "synchronize"]
 
 
 def test_back_to_back_runs_are_divided_by_their_number_which_no_clock_decides():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,14 @@ from forerun.core.program.types import Collective
 from forerun.evidence.measure import microbench
 from forerun.evidence.measure.bench_kernels import Case, Sizes, _batches
 from forerun.evidence.measure.fit import (
-    LEAST_ROWS,
     Peaks,
     Switches,
     attention_shapes,
     cache_pass_s,
     fit_attention,
     fit_bytes,
+    fit_collective,
+    fit_gemm,
     fit_rate,
 )
 from forerun.evidence.measure.microbench import Measurements, _group_sizes, is_distributed, measure_kernels
@@ -135,15 +137,26 @@ def test_tables_without_a_column_are_one_line(tmp_path: Path, changes: dict[str,
         read_tables(_tables(tmp_path, **changes), "x")
 
 
-@pytest.mark.parametrize("rows", [LEAST_ROWS["bytes"] - 1, LEAST_ROWS["bytes"]])
-def test_copies_give_back_their_launch_and_share_from_enough_rows(rows: int) -> None:
-    size = [4.0**power for power in range(8, 8 + 2 * rows, 2)]
+def test_copies_give_back_their_launch_and_share() -> None:
+    size = [4.0**power for power in range(8, 16, 2)]
     data = {"bytes": size, "latency_us": [3.0 + one / (0.6 * 2000e9) * 1e6 for one in size]}
-    if rows < LEAST_ROWS["bytes"]:
-        with pytest.raises(ForerunError, match="3 rows are too few to fit 4 constants"):
-            fit_bytes(data, 2000.0)
-        return
     assert fit_bytes(data, 2000.0) == pytest.approx((3.0, 0.6, 0.0), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fit", "columns", "least"),
+    [
+        (lambda data: fit_gemm(data, Peaks(1.0, 1.0, 1), ""), "m n k latency_us", 10),
+        (lambda data: fit_attention(data, Peaks(1.0, 1.0, 1)), "latency_us", 7),
+        (lambda data: fit_bytes(data, 1.0), "bytes latency_us", 4),
+        (lambda data: fit_collective(Collective.ALL_GATHER, data, 1.0), "num_gpus message_bytes latency_us", 9),
+    ],
+)
+def test_a_fit_needs_a_few_rows(fit: Any, columns: str, least: int) -> None:
+    """Rows that are enough go on to the next check, which finds a time that is none."""
+    for rows, says in ((least - 1, f"{least - 1} rows are too few to fit {least} constants"), (least, "every value")):
+        with pytest.raises(ForerunError, match=says):
+            fit({name: [-1.0] * rows for name in columns.split()})
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
@@ -228,3 +241,32 @@ def test_a_file_of_kernels_names_the_machine_and_the_hosts_time() -> None:
     assert lines[:2] == ["# a GPU", "# host: 3.14 us to issue an eager kernel"]
     assert lines[2].split(",")[0::17] == ["kind", "time_us"]
     assert lines[3].split(",") == ["memory", *[""] * 14, "8", "", "1.5"]
+
+
+def test_what_is_measured_unless_told_otherwise_is_what_training_runs() -> None:
+    """Aligned products from small to large, in the shapes of layers; bytes in powers of two from pages to gigabytes."""
+    sizes = Sizes()
+    assert all(size % 128 == 0 for size in (*sizes.gemm_m, *np.ravel(sizes.gemm_nk)))
+    assert {sizes.gemm_m[0], sizes.gemm_m[-1]} == {128, 16384}
+    assert {(head_dim, heads % kv_heads) for head_dim in sizes.head_dims for heads, kv_heads in sizes.heads} == {
+        (64, 0), (128, 0),
+    }  # fmt: skip
+    assert all(batch * seq in (4096, 16384) for batch, seq in _batches(sizes))
+    for found, first, last in (
+        (sizes.moved_bytes, 2**12, 2**31), (sizes.copied_bytes, 2**12, 2**28), (microbench._MESSAGES, 2**10, 2**30),
+    ):  # fmt: skip
+        assert (found[0], found[-1]) == (first, last)
+        assert all(2 * one == following for one, following in pairwise(found))
+
+
+@pytest.mark.parametrize(("rank", "device"), [(None, 0), ("3", 3)])
+def test_a_rank_times_its_own_gpu(monkeypatch: pytest.MonkeyPatch, rank: str | None, device: int) -> None:
+    chosen: list[int] = []
+    cuda = SimpleNamespace(is_available=lambda: True, set_device=chosen.append)
+    monkeypatch.setattr(microbench, "CudaTimer", lambda torch: torch)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    torch: Any = SimpleNamespace(cuda=cuda)
+    assert microbench.gpu_timer(torch) is torch
+    assert chosen == [device]
