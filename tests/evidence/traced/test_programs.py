@@ -108,7 +108,7 @@ def test_a_commit_of_torchtitan_runs_its_own_trainer():
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (run_of("0123456"), "commit 0123456 can't be read"),
+        (run_of("0123456"), r"commit 0123456 can't be read \(.*0123456.*\); run git fetch there"),
         (run_of("HEAD", **{"train.py": {"depth": ""}}), "'depth' is there 0 times"),
         (Run("absent", "HEAD", {"row": ()}, "train.py"), "git clone https://example.org/tiny"),
     ],

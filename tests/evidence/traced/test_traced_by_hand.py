@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from saved_programs import H100, plan_of, program_of
 
 from forerun.answers.analysis.predict_program import predict_program
@@ -18,7 +20,7 @@ from forerun.evidence.traced import checkout, report, run
 from forerun.evidence.traced.programs import Programs, Repository, Run
 from forerun.evidence.traced.report import Judged, Sum, build_traced_report
 from forerun.evidence.traced.run import Folders, TracedResult
-from forerun.evidence.traced.tables import _cells, markdown
+from forerun.evidence.traced.tables import _cells, markdown, print_traced
 from forerun.evidence.validation.rows import Measurement
 from forerun.evidence.validation.run import RowResult
 
@@ -192,6 +194,28 @@ def test_what_changes_a_checkout_changes_its_name(tmp_path: Path, monkeypatch: p
     assert len(set(found)) == len(kinds)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(path.name for path in found)
     assert checkout.checkout(replace(RUN, rows={}), TINY, tmp_path, tmp_path / "out") == found[0]
+    one, other = {"x.bin": 5}, {"y.bin": 6}
+    both = [
+        checkout.checkout(replace(RUN, tokens=tokens), TINY, tmp_path, tmp_path / "out")
+        for tokens in (one | other, other | one)
+    ]
+    assert both[0] == both[1]
     with pytest.raises(ForerunError, match="'=' is there 100 times, not once"):
         checkout.checkout(replace(RUN, changes={"train.py": {"=": "x"}}), TINY, tmp_path, tmp_path / "out")
-    assert len(list((tmp_path / "out").iterdir())) == len(kinds)
+    assert len(list((tmp_path / "out").iterdir())) == len(kinds) + 1
+
+
+def test_a_console_shows_rows_then_sums_then_what_is_missing_and_the_bands() -> None:
+    out = Console(width=200, record=True, file=StringIO())
+    failed = replace(_result(None), reason="it failed")
+    print_traced([_result(step_time_s=PREDICTION.step_time_s, source_label="depth 4"), failed], out)
+    rows, figures, rest = out.export_text().split("\n\n")
+    assert [line.split()[:2] for line in rows.splitlines()] == [["program", "row"], ["tiny", "depth"]]
+    assert figures.splitlines()[0].split("  ")[0] == "program"
+    sums = [["tiny", "step", "time", "1"], ["all", "step", "time", "1"]]
+    assert [line.split()[:4] for line in figures.splitlines()[1:]] == sums
+    assert rest.splitlines() == [
+        "not predicted: row: it failed",
+        "80 % band of traced programs that these rows give, ln(measured / predicted):",
+        "  time: +0.000 to +0.000 (1 rows)",
+    ]

@@ -81,8 +81,8 @@ def test_a_failure_is_one_line_of_at_most_six_hundred_letters(tmp_path: Path) ->
 # -- processes ---------------------------------------------------------------------------------------------------------
 
 
-def _ranks(limits: Limits = Limits(), **job: Any) -> Any:
-    return launch._TracedRanks(Job("/none", "train.py", **job), limits, False, None, -1)
+def _ranks(**job: Any) -> Any:
+    return launch._TracedRanks(Job("/none", "train.py", **job), Limits(), False, None, -1)
 
 
 def _process(folder: Path, printed: int = 0, rank: int = 0) -> Any:
