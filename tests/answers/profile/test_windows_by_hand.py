@@ -1,0 +1,227 @@
+"""HTA's view of profiles: links, places, windows of several ranks, the order of tables and the names on a path."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_files import Event, host, kernel, launch, write_profile
+
+from forerun.answers.profile.analyze import Analysis, analyze
+from forerun.answers.profile.breakdown import annotation_times, by_kernel, kernels
+from forerun.answers.profile.critical_path import critical_path
+from forerun.answers.profile.kernel_types import is_communication, short_name
+from forerun.answers.profile.window import NONE, Window, by_time, counts_of, last_with, windows
+from forerun.common.errors import ForerunError
+from forerun.sources.profile.read import read_profiles
+
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*)"
+
+
+def _windows(folder: Path, *ranks: list[Event]) -> list[Window]:
+    files = [
+        write_profile(folder / f"{rank}.json", events, distributedInfo={"rank": rank, "world_size": len(ranks)})
+        for rank, events in enumerate(ranks)
+    ]
+    return windows(read_profiles(files))
+
+
+def _names(window: Window) -> list[str]:
+    return [window.profile.texts[number] for number in window.name]
+
+
+numbers = st.lists(st.integers(-2, 6), max_size=12)
+
+
+@given(numbers, numbers)
+def test_partners_are_the_last_of_their_number(keys: list[int], wanted: list[int]) -> None:
+    has, wants = np.array(keys, np.int64), np.array(wanted, np.int64)
+    last = [max((place for place, key in enumerate(keys) if key == one), default=NONE) for one in wanted]
+    assert last_with(has, wants).tolist() == last
+    assert counts_of(has, wants).tolist() == [keys.count(one) for one in wanted]
+
+
+def test_a_launch_and_its_kernel_name_each_other(tmp_path: Path) -> None:
+    events = [
+        host("aten::mm", 0, 50),
+        launch(1, 2, 11),
+        kernel("k", 5, 10, 11),
+        launch(20, 2, 12),
+        kernel("alone", 30, 5, 99),
+        {**kernel("Context Sync", 40, 2, 12, -1), "cat": "cuda_sync"},
+    ]
+    (one,) = _windows(tmp_path, events)
+    assert one.index.tolist() == [0, 1, 2, 3, 4, 5]
+    # no correlation; its kernel; its launch; what synchronises; a correlation without a partner; its call
+    assert one.linked.tolist() == [NONE, 2, 1, 5, 0, 3]
+    assert one.on_stream.tolist() == [False, False, True, False, True, False]
+    assert one.rows_at(np.array([5, 0, NONE, 2])).tolist() == [5, 0, NONE, 2]
+    few = one.take(np.array([2, 4]))
+    assert few.rows_at(np.array([2, 4, 1, NONE])).tolist() == [0, 1, NONE, NONE]
+    assert (_names(few), few.end_us.tolist(), len(few)) == (["k", "alone"], [15, 35], 2)
+
+
+def test_all_ranks_count_from_the_first_event_of_any(tmp_path: Path) -> None:
+    first, second = _windows(tmp_path, [kernel("a", 130, 5, 1)], [kernel("b", 110, 5, 1), kernel("c", 150, 5, 2)])
+    assert (first.ts_us.tolist(), second.ts_us.tolist()) == ([20], [0, 40])
+    assert (first.rank, second.rank) == (0, 1)
+
+
+def test_traces_of_the_profiler_itself_and_memory_events_are_left_out(tmp_path: Path) -> None:
+    memory = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1, "args": {}}
+    (one,) = _windows(tmp_path, [{**host("PyTorch Profiler", 0, 900), "cat": "Trace"}, kernel("a", 10, 5, 1), memory])
+    assert (_names(one), one.ts_us.tolist()) == (["a"], [0])
+
+
+def test_the_last_step_goes_with_what_its_launches_run(tmp_path: Path) -> None:
+    def step(number: int, begin: float) -> list[Event]:
+        return [
+            host(f"ProfilerStep#{number}", begin, 100, "user_annotation"),
+            launch(begin + 10, 5, number),
+            kernel(f"k{number}", begin + 130, 20, number),
+            host("aten::mm", begin + 20, 5),
+        ]
+
+    events = [*step(1, 0), *step(2, 100), *step(3, 200), kernel("no launch", 290, 5, 77)]
+    (one,) = _windows(tmp_path, events)
+    assert one.last_step_dropped
+    on_host = ["cudaLaunchKernel", "aten::mm"]
+    assert _names(one) == ["k1", "k2", "ProfilerStep#1", *on_host, "ProfilerStep#2", *on_host]
+    (alone,) = _windows(tmp_path, step(1, 0))
+    assert not alone.last_step_dropped
+    assert len(alone) == 4
+
+
+def test_a_kernel_counts_once_for_each_of_its_launches(tmp_path: Path) -> None:
+    """HTA joins kernels with launches, so that two launches of one number make two of their kernel."""
+    events = [host(f"ProfilerStep#{number}", 100 * number, 90, "user_annotation") for number in (1, 2)]
+    events += [launch(110, 5, 7), launch(120, 5, 7), kernel("k", 130, 5, 7)]
+    (one,) = _windows(tmp_path, events)
+    assert _names(one) == ["k", "k", "ProfilerStep#1", "cudaLaunchKernel", "cudaLaunchKernel"]
+
+
+def test_events_are_ordered_by_time() -> None:
+    times = np.array([5.0, 1.0, 3.5, -2.0])
+    assert times[by_time(times)].tolist() == [-2, 1, 3.5, 5]
+    assert by_time(np.array([3.0, 1.0, 2.0])).tolist() == [1, 2, 0]
+
+
+def _tables(folder: Path) -> list[Window]:
+    first = [
+        *(
+            kernel("b", 0, 10, 1),
+            kernel("a", 20, 30, 2),
+            kernel(NCCL, 60, 5, 3, 9),
+            kernel("Memset (Device)", 70, 1, 4),
+        ),
+        *({**kernel(name, 0, 8, 5), "cat": "gpu_user_annotation"} for name in ("z", "y")),
+    ]
+    return _windows(folder, first, [kernel("a", 0, 50, 1), kernel("c", 60, 40, 2)])
+
+
+def test_kernels_are_listed_by_type_name_and_rank_or_by_rank_and_time(tmp_path: Path) -> None:
+    found = _tables(tmp_path)
+    assert [(row[6], row[0], row[7]) for row in by_kernel(found).rows] == [
+        ("COMMUNICATION", NCCL, 0),
+        ("COMPUTATION", "a", 0),
+        ("COMPUTATION", "a", 1),
+        ("COMPUTATION", "b", 0),
+        ("COMPUTATION", "c", 1),
+        ("COMPUTATION", "y", 0),
+        ("COMPUTATION", "z", 0),
+        ("MEMORY", "Memset (Device)", 0),
+    ]
+    listed = [(row[0], row[2], row[4]) for row in kernels(found).rows]
+    assert listed[:2] == [(0, "a", 30), (0, "b", 10)]
+    assert listed[-2:] == [(1, "a", 50), (1, "c", 40)]
+    assert [(row[0], row[1], row[6]) for row in annotation_times(found).rows] == [("y", 8, 0), ("z", 8, 0)]
+
+
+def _analysis(folder: Path, *ranks: list[Event], **options: Any) -> Analysis:
+    files = [
+        write_profile(folder / f"{rank}.json", events, distributedInfo={"rank": rank, "world_size": len(ranks)})
+        for rank, events in enumerate(ranks)
+    ]
+    return analyze(read_profiles(files), **options)
+
+
+def test_shares_of_the_time_between_the_first_and_the_last_kernel(tmp_path: Path) -> None:
+    events = [kernel("a", 10, 30, 1), kernel(NCCL, 30, 30, 2, 9), kernel("b", 80, 10, 3)]
+    found = _analysis(tmp_path, events, annotation="")
+    # 80 us: 10..60 and 80..90 busy, of which 40 compute and 20 only communicate
+    (row,) = found.table("temporal_breakdown").rows
+    assert row == (0, 20.0, 40.0, 20.0, 80.0, 25.0, 50.0, 25.0)
+    assert found.table("comm_comp_overlap").rows == [(0, pytest.approx(33.33))]
+    assert found.table("gpu_kernel_breakdown.0").rows == [
+        ("COMPUTATION", 30.0, 50.0),
+        ("COMMUNICATION", 20.0, pytest.approx(33.3)),
+        ("COMPUTATION overlapping COMMUNICATION", 10.0, pytest.approx(16.7)),
+    ]
+
+
+def test_the_path_names_each_edge(tmp_path: Path) -> None:
+    events = [
+        host("ProfilerStep#1", 0, 300, "user_annotation"),
+        *(host("aten::mm", 5, 40), launch(10, 5, 1), launch(30, 5, 2)),
+        *(kernel("void at::native::gemm<float>(int)", 20, 100, 1), kernel(NCCL, 121, 50, 2)),
+    ]
+    (one,) = _windows(tmp_path, events)
+    path = critical_path(one, "ProfilerStep#1")
+    table = path.edge_table()
+    assert table.name == "critical_path_edges.rank0.ProfilerStep_1.0"
+    rows = [tuple(None if cell != cell else cell for cell in row) for row in table.rows]
+    assert rows == [
+        (1.0, 5.0, "critical_path_operator", "aten::mm", -1.0, "cpu_bound"),
+        (None, 10.0, "critical_path_kernel_launch_delay", "", None, "gpu_kernel_launch_overhead"),
+        (4.0, 100.0, "critical_path_operator", "at::native::gemm", 7.0, "gpu_compute_bound"),
+        (4.0, 1.0, "critical_path_kernel_kernel_delay", "at::native::gemm", 7.0, "gpu_kernel_kernel_overhead"),
+        (5.0, 50.0, "critical_path_operator", short_name(NCCL), 7.0, "gpu_communication_bound"),
+    ]
+    assert path.length_us == 166
+    assert path.bounds() == {
+        "cpu_bound": 5.0, "gpu_communication_bound": 50.0, "gpu_compute_bound": 100.0,
+        "gpu_kernel_kernel_overhead": 1.0, "gpu_kernel_launch_overhead": 10.0,
+    }  # fmt: skip
+    assert list(path.bounds()) == sorted(path.bounds())
+    assert critical_path(one, "").edge_table().name == "critical_path_edges.rank0.all.0"
+
+
+@pytest.mark.parametrize("instance", [-1, 1])
+def test_an_instance_is_one_of_those_in_the_file(tmp_path: Path, instance: int) -> None:
+    (one,) = _windows(tmp_path, [host("ProfilerStep#1", 0, 300, "user_annotation"), launch(1, 2, 3)])
+    with pytest.raises(ForerunError, match=f"instance {instance} is not among the 1 in the file"):
+        critical_path(one, "ProfilerStep", instance)
+
+
+def test_a_part_without_operators_has_no_path(tmp_path: Path) -> None:
+    (one,) = _windows(tmp_path, [host("ProfilerStep#1", 0, 300, "user_annotation")])
+    with pytest.raises(ForerunError, match="it has no operators, calls or kernels that follow each other"):
+        critical_path(one, "ProfilerStep")
+
+
+@pytest.mark.parametrize(
+    ("name", "short", "talks"),
+    [
+        ("void foo<a, b>(c)", "foo", False),
+        ("foo", "foo", False),
+        ("a::b<c>::d(e)", "a::b::d", False),
+        ("void f<x->y>(z)", "f", False),
+        ("Memset (Device)", "Memset (Device)", False),
+        (NCCL, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", True),
+        ("void ncclKernel_Sum<int>(x)", "ncclKernel_Sum", True),
+    ],
+)
+def test_short_names(name: str, short: str, talks: bool) -> None:
+    assert (short_name(name), is_communication(name)) == (short, talks)
+
+
+def test_ranks_without_communication_have_no_share_of_it(tmp_path: Path) -> None:
+    found = _analysis(tmp_path, [kernel("a", 0, 5, 1)], [kernel(NCCL, 0, 5, 1)], annotation="")
+    shares = [row[1] for row in found.table("comm_comp_overlap").rows]
+    assert math.isnan(shares[0])  # type: ignore[arg-type]
+    assert shares[1] == 0.0
