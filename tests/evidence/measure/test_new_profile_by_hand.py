@@ -224,7 +224,12 @@ def test_only_what_can_be_fitted_is_a_part() -> None:
 def test_serving_fits_more_constants_and_keeps_none_of_what_it_quantises() -> None:
     samples = Samples(gemm={"bf16": _gemm_rows(3), "fp8": _gemm_rows(3)}, serving=True)
     bf16, fp8 = parts_of(samples, OLD, H100.device, 0.0, 64.0)
-    assert (bf16.kept, fp8.kept, fp8.least - bf16.least) == (True, False, 1)
+    assert (bf16.kept, fp8.kept, bf16.least, fp8.least) == (True, False, 10, 11)
+    shape = {"batch": 1.0, "heads": 32.0, "kv_heads": 8.0, "seq": 4096.0, "head_dim": 128.0, "latency_us": 5.0}
+    rows = {name: np.full(3, value) for name, value in shape.items()}
+    for serving, least in ((False, 7), (True, 8)):
+        (head,) = parts_of(Samples(attention={"": rows}, serving=serving), OLD, H100.device, 0.0, 64.0)
+        assert (head.section, head.least, len(head)) == ("attention.head_dim.128", least, 3)
 
 
 def test_weights_of_products_favour_the_shapes_of_training() -> None:
