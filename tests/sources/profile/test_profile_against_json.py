@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.sources.profile import read
@@ -105,6 +105,7 @@ def _check_argument(found: Profile, key: Key, said: list[Any], value: float) -> 
     assert value == pytest.approx(next((one for one in known if one == value), known[-1])) if known else value != value
 
 
+@settings(max_examples=25)
 @given(listed=st.lists(events, min_size=1, max_size=6), piece=st.sampled_from([64, 1 << 12]), ascii_only=st.booleans())
 def test_every_event_reads_as_python_reads_it(
     tmp_path_factory: pytest.TempPathFactory, listed: list[Event], piece: int, ascii_only: bool

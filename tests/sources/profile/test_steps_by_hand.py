@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from profile_files import Event, host, kernel, launch, write_profile
 
@@ -212,6 +212,7 @@ def _nested(draw: st.DrawFn, first: int, last: int, depth: int) -> list[tuple[in
     ]
 
 
+@settings(max_examples=25)
 @given(st.data())
 def test_a_launch_is_in_the_modules_and_the_phase_of_all_calls_around_it(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
