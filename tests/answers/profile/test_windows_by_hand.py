@@ -14,8 +14,10 @@ from profile_files import Event, host, kernel, launch, write_profile
 
 from forerun.answers.profile.analyze import Analysis, analyze
 from forerun.answers.profile.breakdown import annotation_times, by_kernel, kernels
+from forerun.answers.profile.cp_graph import stack_order
 from forerun.answers.profile.critical_path import critical_path
 from forerun.answers.profile.kernel_types import is_communication, short_name
+from forerun.answers.profile.waiting import bandwidth_summary, idle_times, launch_mask, queue_lengths
 from forerun.answers.profile.window import NONE, Window, by_time, counts_of, last_with, windows
 from forerun.common.errors import ForerunError
 from forerun.sources.profile.read import read_profiles
@@ -225,3 +227,53 @@ def test_ranks_without_communication_have_no_share_of_it(tmp_path: Path) -> None
     shares = [row[1] for row in found.table("comm_comp_overlap").rows]
     assert math.isnan(shares[0])  # type: ignore[arg-type]
     assert shares[1] == 0.0
+
+
+def test_starts_and_ends_of_a_thread_nest() -> None:
+    """Equal events nest in the order of the file, and what ends as another begins is beside it."""
+    events = {"a": (0, 10), "b": (0, 10), "c": (0, 4), "d": (10, 12), "e": (6, 10)}
+    for order in ("abcde", "edcab", "daebc"):
+        start, end = (np.array([float(events[name][side]) for name in order]) for side in (0, 1))
+        event, is_start = stack_order(start, end, np.arange(len(order)))
+        told = [order[k].upper() if begins else order[k] for k, begins in zip(event, is_start, strict=True)]
+        assert "".join(told) == "ABCcEebaDd"
+
+
+def test_only_launches_of_what_the_file_shows_count(tmp_path: Path) -> None:
+    events = [launch(0, 5, 1), launch(10, 5, 2), kernel("k", 20, 5, 1), host("aten::mm", 30, 5)]
+    no_number = {**launch(40, 5, 3), "args": {}}
+    other = [launch(50, 5, 4, "cudaEventRecord"), kernel("k", 60, 5, 4)]
+    (one,) = _windows(tmp_path, [*events, no_number, *other])
+    assert launch_mask(one).tolist() == [True, False, False, False, False, False, False]
+    rows, stream, length = queue_lengths(one)
+    assert (rows.tolist(), stream.tolist(), length.tolist()) == ([0, 2], [7, 7], [1, 0])
+
+
+def test_idle_time_has_a_cause_by_the_launch_and_the_length(tmp_path: Path) -> None:
+    def causes(*kernels: tuple[float, float, float]) -> list[tuple[Any, ...]]:
+        """Kernels of one stream by launch, start and duration."""
+        events = [launch(at, 1, number) for number, (at, _, _) in enumerate(kernels, 1)]
+        events += [kernel("k", start, dur, number) for number, (_, start, dur) in enumerate(kernels, 1)]
+        times, lengths = idle_times(_windows(tmp_path, events))
+        assert [row[:3] for row in lengths.rows] == [row[:3] for row in times.rows]
+        return [row[2:] for row in times.rows if row[3]]
+
+    assert causes((0, 10, 10), (5, 49, 5)) == [("kernel_wait", 29.0, 1.0)]
+    assert causes((0, 10, 10), (5, 50, 5)) == [("other", 30.0, 1.0)]
+    assert causes((0, 10, 10), (20, 50, 5)) == [("other", 30.0, 1.0)]  # launched as the one before ended
+    assert causes((0, 10, 10), (21, 50, 5)) == [("host_wait", 30.0, 1.0)]
+    assert causes((0, 10, 10), (1, 25, 5), (40, 45, 5)) == [("host_wait", 15.0, 0.75), ("kernel_wait", 5.0, 0.25)]
+
+
+def test_copies_without_time_last_a_microsecond(tmp_path: Path) -> None:
+    def copy(name: str, at: float, dur: float, rate: float) -> Event:
+        return kernel(name, at, dur, 1, **{"memory bandwidth (GB/s)": rate})
+
+    events = [copy("Memcpy HtoD (Pinned -> Device)", 0, 0, 8.0), copy("Memset (Device)", 5, 5, 2.0)]
+    events += [copy("dma transfer", 20, 5, 3.0), kernel("Memcpy DtoD (x)", 30, 5, 2)]
+    rows = bandwidth_summary(_windows(tmp_path, events)).rows
+    assert [(row[1], row[2], row[3]) for row in rows] == [
+        ("Memcpy HtoD", 1.0, 8.0),
+        ("Memcpy Unknown", 1.0, 3.0),
+        ("Memset", 1.0, 2.0),
+    ]
