@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,3 +105,19 @@ def test_what_is_compiled_counts_nothing(counted: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     steps.stepped(object(), None, None)
     assert steps.done == 0
+
+
+@pytest.mark.parametrize("ends", ["pass", "raise SystemExit(3)"])
+def test_a_script_runs_as_python_would_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import sys\nsys.told.append((__name__, sys.argv, sys.path[:2]))\n{ends}\n")
+    told: list[object] = []
+    monkeypatch.setattr(sys, "told", told, raising=False)
+    monkeypatch.setattr(sys, "argv", ["forerun", "measure"])
+    monkeypatch.setattr(sys, "path", ["first", "second"])
+    try:
+        step_on_gpu._run(str(script), ["--lr", "1"])
+    except SystemExit:
+        assert ends != "pass"
+    assert told == [("__main__", [str(script), "--lr", "1"], [str(tmp_path), "second"])]
+    assert (sys.argv, sys.path) == (["forerun", "measure"], ["first", "second"])
