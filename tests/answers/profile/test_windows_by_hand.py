@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from profile_files import Event, host, kernel, launch, write_profile
 from forerun.answers.profile.analyze import Analysis, analyze
 from forerun.answers.profile.breakdown import annotation_times, by_kernel, kernels
 from forerun.answers.profile.cp_graph import stack_order
-from forerun.answers.profile.critical_path import critical_path
+from forerun.answers.profile.critical_path import _next_kernel, critical_path
+from forerun.answers.profile.imported import import_step
 from forerun.answers.profile.kernel_types import is_communication, short_name
 from forerun.answers.profile.waiting import bandwidth_summary, idle_times, launch_mask, queue_lengths
 from forerun.answers.profile.window import NONE, Window, by_time, counts_of, last_with, windows
@@ -277,3 +279,46 @@ def test_copies_without_time_last_a_microsecond(tmp_path: Path) -> None:
         ("Memcpy Unknown", 1.0, 3.0),
         ("Memset", 1.0, 2.0),
     ]
+
+
+@pytest.mark.parametrize(("count", "named"), [(50, 50), (51, 41)])
+def test_more_than_fifty_kernels_are_summed_up(tmp_path: Path, count: int, named: int) -> None:
+    """Of 51 equal kernels those have a row whose running sum is within four fifths of the running sums: 1 to 41."""
+    events = [kernel(f"k{number:02}", 10 * number, 5, number) for number in range(count)]
+    rows = _analysis(tmp_path, events, annotation="").table("gpu_kernel_breakdown.1").rows
+    listed = [row for row in rows if row[0] != "others"]
+    assert len(listed) == named
+    assert (len(rows) > len(listed)) is (count > 50)
+    assert sum(row[1] for row in rows) == 5 * count  # type: ignore[misc]
+
+
+def test_what_waits_is_the_next_kernel_of_its_stream_and_thread() -> None:
+    """Launches (0 to 4) of kernels (10 to 14): one before the wait (5), one of another stream, thread and process."""
+    stream = np.full(20, NONE)
+    stream[10:16] = [7, 9, 7, 7, 7, 7]
+    ts_us = np.arange(20.0)
+    ts_us[[0, 1, 2, 3, 4, 5, 6]] = [1, 3, 4, 5, 7, 2, 6]
+    pid, tid = np.zeros(20, np.int64), np.zeros(20, np.int64)
+    pid[3], tid[2] = 1, 1
+    one: Any = SimpleNamespace(stream=stream, ts_us=ts_us)
+    calls, work = np.array([0, 1, 2, 3, 6, 4]), np.array([10, 11, 12, 13, 15, 14])
+
+    def following(wait: int, on: int) -> int:
+        return _next_kernel(one, calls, work, wait, on, (pid, tid))
+
+    assert following(5, 7) == 15
+    assert following(5, 9) == 11
+    assert following(6, 7) == 15  # at the same time
+    assert following(4, 9) == NONE
+
+
+def test_a_step_that_is_not_there_is_told_with_the_first_eight_that_are(tmp_path: Path) -> None:
+    events = []
+    for number in range(10):
+        at = 100.0 * number
+        events += [host(f"ProfilerStep#{number}", at, 90, "user_annotation"), launch(at + 1, 1, number)]
+        events.append(kernel("k", at + 5, 5, number))
+    profile = read_profiles([write_profile(tmp_path / "a.json", events)])
+    names = ", ".join(f"ProfilerStep#{number}" for number in range(8))
+    with pytest.raises(ForerunError, match=rf"has no step ProfilerStep#77 that .*; it has {names}$"):
+        import_step(profile, 77)
