@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from forerun.evidence.measure import step_on_gpu  # noqa: E402
+from forerun.evidence.measure.run_script import run_script  # noqa: E402
 
 
 class Stages:
@@ -116,7 +117,7 @@ def test_a_script_runs_as_python_would_run_it(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", ["forerun", "measure"])
     monkeypatch.setattr(sys, "path", ["first", "second"])
     try:
-        step_on_gpu._run(str(script), ["--lr", "1"])
+        run_script(str(script), ["--lr", "1"])
     except SystemExit:
         assert ends != "pass"
     assert told == [("__main__", [str(script), "--lr", "1"], [str(tmp_path), "second"])]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import runpy
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from forerun.common.admission import read_json
 from forerun.common.errors import ForerunError
 from forerun.evidence.measure.kernels import Kernel, kernels_of
+from forerun.evidence.measure.run_script import local_rank, run_script
 
 
 class _StepDone(BaseException):
@@ -61,22 +59,16 @@ def profiled_step(script: str, arguments: Sequence[str], step: int) -> tuple[lis
     Raises:
         ForerunError: The script ended before that step.
     """
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    for name, value in (alone | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}).items():
-        os.environ.setdefault(name, value)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    kept = sys.argv, sys.path[0]
+    torch.cuda.set_device(local_rank())
     with tempfile.TemporaryDirectory(prefix="forerun-profile-") as folder:
         profiler = _Profiler(step, Path(folder) / "trace.json")
         hook = register_optimizer_step_post_hook(profiler.stepped)
-        sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
         try:
-            runpy.run_path(script, run_name="__main__")
+            run_script(script, arguments)
         except _StepDone:
             return kernels_of(read_json(profiler.path)), profiler.peak_bytes
         finally:
             hook.remove()
-            sys.argv, sys.path[0] = kept
     raise ForerunError(
         f"{script}: ended after {profiler.done} optimizer steps; step {step} was to be profiled (--steps)"
     )

@@ -7,14 +7,10 @@ what it could capture does nothing while it captures, and it skips the frame aro
 
 from __future__ import annotations
 
-import os
-import runpy
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -23,19 +19,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from forerun.common.errors import ForerunError
+from forerun.evidence.measure.run_script import local_rank, run_script
 from forerun.evidence.measure.step import MeasuredStep
 from forerun.sources.trace import marks
 from forerun.sources.trace.inside.stages import FIRST_FORWARD, OPTIMIZER_MADE, Stages
-
-_ALONE = {
-    "RANK": "0",
-    "LOCAL_RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_WORLD_SIZE": "1",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "29500",
-}
-"""the variables of torchrun for a process that it did not start"""
 
 
 class _Measured(BaseException):
@@ -96,16 +83,14 @@ def measure_step(script: str, arguments: Sequence[str], warm_up: int, timed: int
     Raises:
         ForerunError: the script ended before these steps.
     """
-    for name, value in _ALONE.items():
-        os.environ.setdefault(name, value)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(local_rank())
     stages = Stages()
     steps = _Steps(warm_up, timed, stages)
     hooks = [register_optimizer_step_post_hook(steps.stepped), _note_first_forward(stages)]
     _watch_backward(MethodType(_Steps.backward_begins, steps))
     marks.listeners.append(steps.marked)
     try:
-        _run(script, arguments)
+        run_script(script, arguments)
     except _Measured:
         return _medians(steps)
     finally:
@@ -115,16 +100,6 @@ def measure_step(script: str, arguments: Sequence[str], warm_up: int, timed: int
     raise ForerunError(
         f"{script}: ended after {steps.done} steps; {warm_up} warm up and {timed} are measured (--warm-up, --steps)"
     )
-
-
-def _run(script: str, arguments: Sequence[str]) -> None:
-    """Runs the script as `python SCRIPT ARGUMENTS` would."""
-    kept = sys.argv, sys.path[0]
-    sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
-    try:
-        runpy.run_path(script, run_name="__main__")
-    finally:
-        sys.argv, sys.path[0] = kept
 
 
 def _note_first_forward(stages: Stages) -> Any:
