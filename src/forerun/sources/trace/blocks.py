@@ -248,8 +248,7 @@ def _tensors(nodes: Nodes, steps: _Steps) -> tuple[I64, I64]:
     alloc, free = nodes.tensor_alloc.astype(np.int64), nodes.tensor_free.astype(np.int64)
     step_a = np.where(alloc >= 0, steps.of_node[alloc], -1)
     step_f = np.where(free >= 0, steps.of_node[free], -1)
-    local_a = np.where(alloc >= 0, alloc - steps.ptr[step_a], -1)
-    local_f = np.where(free >= 0, free - steps.ptr[step_f], -1)
+    local_a, local_f = alloc - steps.ptr[step_a], free - steps.ptr[step_f]  # where there is a step
     within = (step_a == step_f) & (step_a >= 0)
     opens, closes = (step_a >= 0) & ~within, (step_f >= 0) & ~within
     none = np.full(len(alloc), -1, np.int64)
