@@ -115,6 +115,42 @@ def test_a_process_has_limits(
         ranks._check_limits(process)
 
 
+def test_a_process_that_runs_is_held_to_its_limits_and_one_that_ended_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "ask_place", lambda pid, path: "")
+    ranks = _ranks()
+    ranks.deadline = launch.time.monotonic() - 1.0
+    ended: list[int] = []
+    monkeypatch.setattr(ranks.coordinator, "ended", ended.append)
+    process = _process(tmp_path)
+    process.popen.poll = lambda: None
+    with pytest.raises(ForerunError, match=r"was not recorded within 900 s; raise --time-limit or trace less$"):
+        ranks._look_at(0, process)
+    assert ended == []
+    process.popen.poll = lambda: 3
+    with pytest.raises(ForerunError, match="ended with exit code 3"):
+        ranks._look_at(0, process)
+    process.job.recording.write_bytes(b"damaged")
+    with pytest.raises(ForerunError, match="left a damaged recording; is the temporary folder full"):
+        ranks._look_at(0, process)
+    assert ended == [0, 0]
+
+
+def test_ranks_that_a_recording_talks_to_are_started_unless_it_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = SimpleNamespace(peer=np.array([-1, 3, 0, 3, -1]))
+    monkeypatch.setattr(launch, "load_recording", lambda path: recording)
+    for alone, expected in ((False, [0, 3]), (True, [])):
+        ranks, process, started = _ranks(alone=alone), _process(tmp_path), []
+        monkeypatch.setattr(ranks, "_start", started.append)
+        process.popen.poll = lambda: 0
+        process.job.recording.write_bytes(b"")
+        ranks._look_at(0, process)
+        assert (started, list(ranks.recordings)) == (expected, [0])
+
+
 def test_how_a_process_ended_is_told(tmp_path: Path) -> None:
     ranks, process = _ranks(), _process(tmp_path)
     (tmp_path / "out").write_text("first\nlast words\n")
