@@ -15,8 +15,9 @@ from forerun.core.program.origin import Origin
 from forerun.core.program.types import Category, Collective, OpRow, Phase, Stream
 from forerun.sources.trace import extrapolate_layers as layers
 from forerun.sources.trace.described import Node
+from forerun.sources.trace.roles import Roles
 from forerun.sources.trace.to_program import to_program
-from forerun.sources.trace.tracks import collective_stream
+from forerun.sources.trace.tracks import collective_stream, tracks_of
 
 
 def test_figures_that_grow_evenly_go_on() -> None:
@@ -204,3 +205,40 @@ def test_a_collective_runs_where_its_axis_or_its_use_says(
     name: str, kind: Collective, phase: Phase, parallel: bool, stream: Stream
 ) -> None:
     assert collective_stream(name, int(kind), int(phase), parallel) == stream
+
+
+@pytest.mark.parametrize(
+    ("name", "stream"), [("ep", Stream.EP), ("cp", Stream.CP), ("tp", Stream.TP), ("7", Stream.CP), (None, Stream.CP)]
+)
+def test_a_message_among_ranks_that_do_the_same_runs_where_its_group_says(name: str | None, stream: Stream) -> None:
+    one = Recorder(0, [(name or "unused", (0, 1))])
+    one.kernel("k", 10)
+    for sends in (True, False):
+        one.message(sends, 1, -1 if name is None else 0, 64, 5, 3)
+    roles = Roles.of([one.recording()])
+    tracks = tracks_of(roles, 0)
+    found = [tracks.tracks[number] for number in tracks.of_node.tolist()]
+    assert [track.wanted for track in found] == [Stream.COMPUTE, stream, stream]
+    assert [track.message for track in found] == [False, True, True]
+    assert len(set(tracks.of_node.tolist())) == 3  # one track for each direction
+
+
+@pytest.mark.parametrize(
+    ("rank", "sends", "stream"),
+    [
+        (0, True, Stream.PP_SEND),
+        (0, False, Stream.PP_RECV_GRAD),
+        (1, True, Stream.PP_SEND_GRAD),
+        (1, False, Stream.PP_RECV),
+    ],
+)
+def test_a_message_between_stages_runs_by_its_direction(rank: int, sends: bool, stream: Stream) -> None:
+    recordings = []
+    for number in (0, 1):
+        one = Recorder(number, [("pp", (0, 1))], world_size=2)
+        one.kernel("k", 10)
+        if number == rank:
+            one.message(sends, 1 - rank, 0, 64, 5, 3)
+        recordings.append(one.recording())
+    tracks = tracks_of(Roles.of(recordings), rank)
+    assert tracks.tracks[tracks.of_node[1]].wanted == stream
