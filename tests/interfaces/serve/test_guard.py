@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 
 import pytest
 from starlette.testclient import TestClient
@@ -14,14 +13,14 @@ from forerun.interfaces.serve.guard import App
 OWN = "http://127.0.0.1:8765"
 
 
-@cache
-def served(host: str) -> App:
-    """The application of one address, so that not every test starts a search process of its own."""
-    return application("right", host)
+SERVED: dict[str, App] = {}
+"""the application of each address, so that not every test starts a search process of its own"""
 
 
 def stranger(base: str = OWN, host: str = "127.0.0.1") -> TestClient:
-    return TestClient(served(host), base_url=base)
+    if host not in SERVED:
+        SERVED[host] = application("right", host)
+    return TestClient(SERVED[host], base_url=base)
 
 
 @pytest.mark.parametrize(
