@@ -101,7 +101,8 @@ def counts(program):
     for kind in sorted({int(c) for c in ops.collective.tolist()} - {int(Collective.NONE)}):
         mine = number * (ops.collective == kind)
         collectives[Collective(kind).name.lower()] = [int(mine.sum()), int((mine * ops.bytes_comm).sum())]
-    of_kernels = (ops.kind != OpKind.P2P) & (ops.collective == int(Collective.NONE))
+    of_host = ops.is_delay & (ops.launches > 0)
+    of_kernels = (ops.kind != OpKind.P2P) & (ops.collective == int(Collective.NONE)) & ~of_host
     return {
         "flops": {name: value for name, value in flops.items() if value},
         "collectives": collectives,
