@@ -80,7 +80,8 @@ def memory_need(
 
 def _pool_of(program: Program) -> tuple[Category, ...]:
     """Returns the category of what CUDA graphs hold, if a traced program has such tensors."""
-    held = any((block.tensor_category == Category.GRAPH_POOL).any() for block in program.blocks)
+    categories = [block.tensor_category for block in program.blocks]
+    held = bool(categories) and bool((np.concatenate(categories) == Category.GRAPH_POOL).any())
     return (Category.GRAPH_POOL,) if held else ()
 
 

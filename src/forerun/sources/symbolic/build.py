@@ -275,7 +275,7 @@ class _Builder:
             return
         if blocking or i == 0:
             self._post(steps, order[i])
-        needs = [self._needs(action) for action in order[i]]
+        needs = [self.wires.needs.get((action.kind, action.stage)) for action in order[i]]
         forward, backward = "activations" in needs, "gradients" in needs
         # interleaved receivers take an output long before they use it; zero-bubble schedules do not wait for sends
         sent = blocking and self.plan.virtual_stages == 1 and not self.split
@@ -284,16 +284,9 @@ class _Builder:
         if not blocking and i + 1 < len(order):
             self._post(steps, order[i + 1])
 
-    def _needs(self, action: Action) -> str:
-        if action.kind == "F" and action.stage > 0 and self.wires.crosses(action.stage - 1):
-            return "activations"
-        if action.kind == "B" and action.stage < self.plan.n_stages - 1 and self.wires.crosses(action.stage):
-            return "gradients"
-        return ""
-
     def _post(self, steps: Steps, turn: Turn) -> None:
         for action in turn:
-            needs = self._needs(action)
+            needs = self.wires.needs.get((action.kind, action.stage))
             if needs:
                 border = action.stage - 1 if needs == "activations" else action.stage
                 steps.add(self.wires.block("recv", needs, border))

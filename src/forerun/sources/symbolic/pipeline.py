@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Block, Category, Channel, Phase, Stream
@@ -36,6 +37,17 @@ class Wires:
         self._numbers: dict[tuple[str, int], int] = {}
         self._blocks: dict[tuple[str, str, int], int] = {}
         self.size_bytes = kernels.border_bytes
+        plan = kernels.plan
+        ranks = [stage_rank(plan, stage) for stage in range(plan.n_stages)]
+        self._crosses = [a != b for a, b in pairwise(ranks)]
+        receivers = [("F", stage + 1, "activations") for stage in range(plan.n_stages - 1)]
+        receivers += [("B", stage, "gradients") for stage in range(plan.n_stages - 1)]
+        self.needs = {
+            (kind, stage): what
+            for (kind, stage, what), crosses in zip(receivers, 2 * self._crosses, strict=True)
+            if crosses
+        }
+        """(kind of a pass, stage) -> what it waits for from another rank, where it does"""
 
     @property
     def _is_v(self) -> bool:
@@ -48,7 +60,7 @@ class Wires:
 
     def crosses(self, stage: int) -> bool:
         """Says whether the border between `stage` and the next lies between two ranks."""
-        return stage_rank(self.kernels.plan, stage) != stage_rank(self.kernels.plan, stage + 1)
+        return self._crosses[stage]
 
     def _channel(self, what: str, stage: int) -> int:
         key = (what, stage)
