@@ -232,7 +232,7 @@ FREE = faster(H100, 1e4, 1e-3)
 """Sends that cost nothing"""
 
 
-def bubble(schedule: str, p: int, m: int, stages: int = 1, stack: str = "megatron-core") -> float:
+def bubble(schedule: str, p: int, m: int, stages: int = 1, stack: str = "torchtitan") -> float:
     """Share of the forward and backward part of the step that a rank waits for others, mean over ranks."""
     found = ask(
         UNIFORM, FREE, pp=p, n_microbatches=m, zero_stage=0, pp_schedule=schedule, virtual_stages=stages, stack=stack
@@ -267,7 +267,7 @@ def test_zero_bubble_schedules_wait_less(p: int, m: int, stack: str) -> None:
 @pytest.mark.parametrize(("schedule", "stages"), [("1F1B", 1), ("ZB1P", 1), ("ZBV", 2), ("DualPipeV", 2)])
 def test_the_bubble_of_a_step_does_not_grow_with_micro_batches(schedule: str, stages: int) -> None:
     """But for the little that the embedding and the loss of the end stages add to each micro batch: 1 % of it."""
-    fields = dict(pp=4, zero_stage=0, pp_schedule=schedule, virtual_stages=stages, stack="megatron-core")
+    fields = dict(pp=4, zero_stage=0, pp_schedule=schedule, virtual_stages=stages)
     short, long = (ask(UNIFORM, FREE, n_microbatches=m, **fields) for m in (8, 64))
     assert (long.bubble_s - short.bubble_s) / 56 < 0.01 * compute_s(long) / 64
 
