@@ -34,7 +34,7 @@ class Saved:
         return self.step + (self.count - 1) * self.period_steps
 
     def until(self, step: float) -> Saved:
-        """Returns those of several that are not after `step`, which one at least is not."""
+        """Returns the checkpoints that end at `step` or before it. The first one does."""
         return replace(self, count=floor((step - self.step) / self.period_steps) + 1)
 
 

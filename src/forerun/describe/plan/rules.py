@@ -1,4 +1,4 @@
-"""Rules of a plan and its stack: dtypes, and what data parallelism does with parameters and gradients.
+"""Rules of a plan and its stack: dtypes, dropout, and what data parallelism does with parameters and gradients.
 
 Every rule answers for a Plan and for a table of plans (`columns`); facts of the plan alone are properties of Plan.
 The Program builder and the bounds of a search share these rules.
