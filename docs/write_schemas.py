@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 import yaml
 
 from forerun.interfaces.cli.main import run
@@ -75,6 +76,22 @@ COMMANDS = {
         " --json",
     ),
     "profile-analyze": ("profile analyze {profile} --json",),
+    "profile-memory": (
+        "predict gpt2-small --cluster h100-sxm --seq-len 512 --memory-snapshot {folder}/memory.pickle --json",
+        "profile memory {folder}/memory.pickle --json",
+        "profile memory {folder}/memory.pickle --model gpt2-small --cluster h100-sxm --seq-len 512 --json",
+    ),
+    "stragglers": ("stragglers {steps} --json",),
+    "calibrate": ("calibrate h100-sxm --network {nccl} --json",),
+    "validate": (
+        "validate {measured} --models {architectures} --hardware {hosts} --json",
+        "validate {measured} --models {architectures} --hardware {hosts} --with-anchor first --json",
+    ),
+    "fit": (
+        "fit {measured} --models {architectures} --hardware {hosts} --json",
+        "fit {measured} --models {architectures} --hardware {hosts} --leave-out source --out {folder}/left.csv --json",
+        "fit {larger} --models {architectures} --hardware {hosts} --leave-out source --out {folder}/left.csv --json",
+    ),
     "doctor": ("doctor --json",),
     "dse": ("dse {space} --out {folder}/explored --json",),
 }
@@ -115,13 +132,44 @@ _PROFILED = (
     ("user_annotation", "ProfilerStep#1", 0, 50, {}),
 )
 """category, name, start and duration in us, and arguments of the events of a small profile"""
+_ARCHITECTURES = """
+Small: {n_layers: 16, hidden: 2048, n_heads: 16, n_kv_heads: 8, head_dim: 128, ffn_hidden: 5632, vocab: 32000,
+  mlp: swiglu, norm: rmsnorm, bias: false, tied_embeddings: false, pos_emb: rope}
+"""
+_HOSTS = "clusters:\n  lab: {gpu: H100-SXM, gpus_per_node: 8, intra: NVSwitch, inter_node_gbit_s_per_gpu: 400}\n"
+_COLUMNS = (
+    "split,tier,framework,software,model,n_layers,hidden,n_heads,n_kv_heads,head_dim,ffn_hidden,mlp,"
+    "vocab,seq_len,is_moe,gpu,gpu_mem_gb,n_gpus,gpus_per_node,intra_node,hw_key,"
+    "inter_node_gbit_s_per_gpu,outcome,dp_replicate,dp_shard,zero_stage,tp,sp,pp,pp_schedule,"
+    "pp_virtual_stages,cp,ep,n_microbatches,micro_batch,grad_accum,global_batch_seqs,precision,"
+    "param_dtype,grad_reduce_dtype,activation_checkpointing,torch_compile,attention_kernel,optimizer,"
+    "peak_mem_gib,peak_mem_kind,"
+    "step_time_s"
+)
+_VALUES = (
+    "open,A,torchtitan FSDP2,torchtitan 2025,Small,16,2048,16,8,128,5632,swiglu,32000,4096,no,H100-SXM,"
+    "80,8,8,NVSwitch,lab,400,ok,1,8,3,1,no,1,none,1,1,1,1,1,1,8,bf16,bf16,fp32,none,no,sdpa(flash2),"
+    "adamw,24,allocated,"
+)
+"""the columns of a measured step but for its id and source, and what they hold but for the time"""
+_STEP = (
+    *(("forward-compute", 0, 0, 0, 1), ("forward-send", 0, 0, 1, 0), ("forward-recv", 0, 1, 0, 1)),
+    *(("forward-compute", 0, 1, 1, 1), ("backward-compute", 0, 1, 2, 2), ("backward-send", 0, 1, 4, 0)),
+    *(("backward-recv", 0, 0, 1, 3), ("backward-compute", 0, 0, 4, 2)),
+    *((name, 0, stage, at, 1) for stage in (0, 1) for name, at in (("optimizer-clip-main-grad", 6), ("optimizer", 7))),
+)
+"""operation, micro batch, stage, start and duration in s of a step of two stages"""
 _MAPS = {
     *("breakdown", "memory_by_category_gib", "counts", "impossible", "impossible_examples", "out_of_memory"),
     *("badput", "failures", "mean_jct_s_by_group", "config", "fields", "badput_s", "by_cause_ps", "by_class_ps"),
     *("choices_of", "traits", "kernel_rates", "breakdown_s", "figures"),
     *("nodes_by_type", "metadata", "idle_before_s", "per_rank"),
+    *("sources", "stacks", "by_place_gib", "slowdown_by_operation"),
 }
 """keys whose objects are tables of names: their keys are no part of the schema"""
+_MAPS_OF_MAPS = {"memory_by_source", *(f"step_time_by_{of}" for of in ("class", "device", "gpus", "parameters"))}
+_MAPS_OF_MAPS |= {f"step_time_by_{of}" for of in ("stack", "source")}
+"""keys whose objects are tables of tables of names"""
 
 
 class Shrunk(ValueError):
@@ -151,9 +199,53 @@ def _files(folder: Path) -> dict[str, Path]:
     explored = yaml.safe_load(_EXPLORED)["systems"]["ring"]
     texts["system"] = ("system.json", json.dumps(explored["system"]))
     texts["network"] = ("network.yml", yaml.safe_dump(explored["network"] | {"npus_count": [2]}))
+    texts |= {"nccl": ("nccl.log", _nccl_log()), "measured": ("measured.csv", _measured(_VALUES, 0.2))}
+    texts["larger"] = ("larger.csv", _measured(_VALUES.replace(",Small,16,", ",Small,32,"), 0.36))
+    texts |= {"architectures": ("architectures.yaml", _ARCHITECTURES), "hosts": ("hosts.yaml", _HOSTS)}
     for name, text in texts.values():
         (folder / name).write_text(text, encoding="utf-8")
-    return {key: folder / name for key, (name, _) in texts.items()} | {"folder": folder, "traces": folder / "traces"}
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(_recorded_steps()), folder / "steps.parquet")
+    more = {"folder": folder, "traces": folder / "traces", "steps": folder / "steps.parquet"}
+    return {key: folder / name for key, (name, _) in texts.items()} | more
+
+
+def _nccl_log() -> str:
+    """Returns what nccl-tests prints of all-gathers of 8 ranks at 200 GB/s of bus bandwidth and 20 us."""
+    lines = ["# Collective test starting: all_gather_perf", "# Using devices"]
+    lines += [f"#  Rank  {rank} Group  0 Pid  {rank} on  n1 device  {rank} [0x0] GPU" for rank in range(8)]
+    lines.append("# size count type redop root time algbw")
+    for size in (2**power for power in range(12, 29)):
+        time_us = 20 + size * 0.875 / 200e3
+        lines.append(f"{size} {size // 4} float none -1 {time_us:.4f} {size / time_us / 1e3:.2f}")
+    return "\n".join(lines) + "\n"
+
+
+def _measured(values: str, time_s: float) -> str:
+    """Returns a table of two steps of each of two sources."""
+    lines = [f"id,source_id,{_COLUMNS}"]
+    lines += [f"{source}-{n},{source},{values}{time_s * (1 + n / 50)}" for source in ("here", "there") for n in (1, 2)]
+    return "\n".join(lines) + "\n"
+
+
+def _recorded_steps() -> list[dict[str, Any]]:
+    """Returns two steps of two replicas, of which the second takes longer."""
+    return [
+        {
+            "dp_rank": replica,
+            "stage": stage,
+            "rank": 2 * replica + stage,
+            "step": step,
+            "optype": kind,
+            "seq_id": micro_batch,
+            "mc": 0 if kind.endswith("compute") else -1,
+            "gmc": stage if kind.endswith("compute") else -1,
+            "start_ts": start_s * (1.0 + replica),
+            "duration": took_s * (1.0 + replica),
+        }
+        for step in (0, 10)
+        for replica in (0, 1)
+        for kind, micro_batch, stage, start_s, took_s in _STEP
+    ]
 
 
 def _profile() -> str:
@@ -171,9 +263,9 @@ def schema_of(samples: Sequence[Any], key: str = "") -> dict[str, Any]:
     types = sorted({_type(each) for each in samples})
     schema: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
     objects = [each for each in samples if isinstance(each, dict)]
-    if objects and key in _MAPS:
+    if objects and key in _MAPS | _MAPS_OF_MAPS:
         if inside := [value for each in objects for value in each.values()]:
-            schema["additionalProperties"] = schema_of(inside)
+            schema["additionalProperties"] = schema_of(inside, min(_MAPS) if key in _MAPS_OF_MAPS else "")
     elif objects:
         names = list(dict.fromkeys(name for each in objects for name in each))
         schema["properties"] = {name: schema_of([e[name] for e in objects if name in e], name) for name in names}

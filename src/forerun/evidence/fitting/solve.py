@@ -67,7 +67,10 @@ def solve(
             return Solution(x, covariance, now)
         x = new
         now = errors(x)
-    raise ForerunError(f"the fit does not converge: constants still move by {step:.1%} after {_ROUNDS} rounds")
+    raise ForerunError(
+        f"the fit does not converge: after {_ROUNDS} rounds constants still move by {step:.1g} of their values; "
+        "look for rows with wrong inputs (forerun validate --worst 10)"
+    )
 
 
 def _linear(offset: F64, slopes: F64, priors: Priors, weights: F64, scale: float) -> tuple[F64, F64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from forerun.evidence.measure.nccl_tests import network_csv
 from forerun.evidence.measure.samples import network_times, of_source, read_samples, read_tables
 from forerun.interfaces.report.calibration_table import calibration_record, print_calibration
 from forerun.interfaces.report.terminal import console
+from forerun.interfaces.report.written import to_json
 
 
 def calibrate(
@@ -64,6 +64,6 @@ def calibrate(
         with whole_file(network_out) as file:
             file.write(text.encode())
     if as_json:
-        print(json.dumps(calibration_record(found), indent=2))
+        print(to_json(calibration_record(found)))
     else:
         print_calibration(console(), found, profile_out)

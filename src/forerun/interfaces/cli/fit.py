@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from forerun.evidence.validation.rows import read_measurements
 from forerun.interfaces.report.step_fit_table import Anchored, print_step_fit, step_fit_csv, step_fit_record
 from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.working import own_progress
+from forerun.interfaces.report.written import finite, to_json
 
 PREDICTED_TIERS = "B"
 """tiers of rows that a fit without their source predicts, beside those that constants are fitted to"""
@@ -69,6 +69,6 @@ def fit(
             file.write(step_fit_csv(found.fit, anchored, by_source).encode())
     written = write_constants(found.fit.constants, found.fit.posterior) if write else None
     if as_json:
-        print(json.dumps(step_fit_record(found.fit, anchored, by_source), indent=2))
+        print(to_json(finite(step_fit_record(found.fit, anchored, by_source))))
     else:
         print_step_fit(console(), found.fit, anchored, written, by_source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from forerun.evidence.validation.hardware import Hardware
 from forerun.evidence.validation.rows import Measurement
 from forerun.evidence.validation.run import run
 from forerun.interfaces.report.progress import progress_bar
+from forerun.interfaces.report.written import to_json
 from forerun.sources.trace.launch import Limits
 
 _WIDTH = 180
@@ -69,7 +69,7 @@ class TracedOptions:
         with progress_bar("tracing") as advance:
             results = trace_rows(modelled, known, hosts, folders, limits, self.trace_workers, advance)
         if as_json:
-            print(json.dumps(build_traced_report(results), indent=2))
+            print(to_json(build_traced_report(results)))
         elif self.markdown:
             print(markdown(results), end="")
         else:

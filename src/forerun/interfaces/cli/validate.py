@@ -31,6 +31,7 @@ from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.traced_options import TracedOptions
 from forerun.interfaces.report.pictures_of_validation import write_validation_pictures
 from forerun.interfaces.report.working import own_progress
+from forerun.interfaces.report.written import to_json
 
 PIPED_WIDTH = 160
 """width of the output outside a terminal, so that names are not cut"""
@@ -59,7 +60,7 @@ class OutputOptions:
     def show(self, report: Report, choice: Choice | None) -> None:
         """Prints the report. `choice` says which row of each group was measured and left out."""
         if self.as_json:
-            print(json.dumps(report, indent=2))
+            print(to_json(report))
             return
         if choice is not None:
             print(f"Judged after one measured step of the same source, device and model ({choice}), which is left out:")

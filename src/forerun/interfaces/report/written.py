@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ def to_json(record: dict[str, Any]) -> str:
     Figures that are not numbers would be a fault, so they raise ValueError.
     """
     return json.dumps({"schema_version": SCHEMA_VERSION, **record}, indent=2, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """Returns what a record holds with null in place of each figure that does not exist (nan)."""
+    if isinstance(value, dict):
+        return {key: finite(inside) for key, inside in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(inside) for inside in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
