@@ -3,6 +3,7 @@
 import ast
 import re
 import runpy
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -247,3 +248,11 @@ def test_the_rule_would_notice_a_reader():
         *("yaml.safe_load", "Path(p).read_text", "path.open", "open")
     }
     assert loads(ast.parse("path.open('wb'); files.open(p); plan.open('dp')")) == set()
+
+
+def test_no_two_test_files_have_one_name():
+    """pytest imports those of folders without __init__.py by their name alone, and refuses a second one."""
+    tests = Path(__file__).parent
+    files = [path for path in tests.rglob("*.py") if path.name != "conftest.py"]
+    names = Counter(path.stem for path in files if not (path.parent / "__init__.py").exists())
+    assert [name for name, times in names.items() if times > 1] == []
