@@ -333,7 +333,7 @@ SELECTIVE_OP = "torchtitan selective op (saves matmul/sdpa/reduce-scatter output
         ("selective", "checkpoint(mlp) only", ("selective", "mlp", 1)),
         ("none", "SimpleFSDP ac_mode: only the parameter all-gather/cast is recomputed", ("selective", "params", 1)),
         ("none", "no recompute in the recipe", ("none", "op", 1)),
-        ("", "", ("none", "op", 1)),
+        ("", "", ("selective", "op", 1)),
         ("selective", "", ("selective", "op", 1)),
     ],
 )

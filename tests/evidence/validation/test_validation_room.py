@@ -29,13 +29,19 @@ def room(tmp_path: Path, gib: float, stack: str, stated: str = "") -> tuple[str,
 
 
 def test_what_fits_is_left_as_it_is(tmp_path: Path) -> None:
-    assert room(tmp_path, 200, "torchtitan") == ("none", "op", [NOT_STATED])
+    assert room(tmp_path, 200, "pytorch") == ("none", "op", [NOT_STATED])
+
+
+def test_torchtitan_recomputes_as_its_own_configurations_do(tmp_path: Path) -> None:
+    words = "activation_checkpointing not stated: taken as selective, as in the framework's own configurations"
+    assert room(tmp_path, 200, "torchtitan") == ("selective", "op", [words])
 
 
 @pytest.mark.parametrize(
     ("gib", "stack", "taken"),
     [
         (48, "torchtitan", ("selective", "op")),
+        (48, "pytorch", ("selective", "op")),
         (36, "torchtitan", ("full", "op")),
         (35, "megatron-core", ("selective", "mlp-act-norm")),
     ],

@@ -127,6 +127,8 @@ class Stack:
     cp_method: CpMethod = "ring"
     sequence_parallel: bool = True
     optimizer_impl: OptimizerImpl = "fused"
+    usual_checkpointing: Literal["none", "selective", "full"] = "none"
+    """what the framework's own configurations recompute, which a published step has whose source says nothing"""
     recomputes: tuple[SelectivePolicy, ...] = ("op",)
     """policies of selective checkpointing; the first one recomputes least and is the default"""
     keeps_gathered_at_zero_2: bool = False

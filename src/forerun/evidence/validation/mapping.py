@@ -106,12 +106,21 @@ def _from_row(row: Measurement, notes: list[str]) -> ModelSpec:
 def with_assumed_checkpointing(
     row: Measurement, model: ModelSpec, plan: Plan, cluster: Cluster, notes: list[str]
 ) -> Plan:
-    """Returns `plan` with what makes it fit in memory where the row states no recomputation.
+    """Returns `plan` with what its framework recomputes, or what makes it fit, where the row states no recomputation.
 
-    A plan that fits without any stays as it is. Else it recomputes as little as fits, or keeps as few activations in
-    host memory as fit where recipes of its stack do and that takes less time. Appends the assumption to `notes`.
+    A plan of a framework whose own configurations recompute does so if it fits. Else a plan that fits without any stays
+    as it is, and another one recomputes as little as fits, or keeps as few activations in host memory as fit where
+    recipes of its stack do and that takes less time. Appends the assumption to `notes`.
     """
-    if row.activation_checkpointing or row.ac_detail or _fits(model, plan, cluster):
+    if row.activation_checkpointing or row.ac_detail:
+        return plan
+    usual = load_stack(plan.stack).usual_checkpointing
+    if usual != "none":
+        as_usual = replace(plan, activation_checkpointing=usual)
+        if _fits(model, as_usual, cluster):
+            _note(notes, f"{usual}, as in the framework's own configurations")
+            return as_usual
+    if _fits(model, plan, cluster):
         return plan
     selective = replace(plan, activation_checkpointing="selective")
     offered = [replace(selective, selective_policy=policy) for policy in load_stack(plan.stack).recomputes]
@@ -121,10 +130,14 @@ def with_assumed_checkpointing(
     if not found:
         return plan
     chosen = min(found, key=lambda choice: predict(model, choice, cluster).step_time_s) if len(found) > 1 else found[0]
+    _note(notes, _in_words(chosen))
+    return chosen
+
+
+def _note(notes: list[str], words: str) -> None:
     if NOT_STATED in notes:
         notes.remove(NOT_STATED)
-    notes.append(f"activation_checkpointing not stated: taken as {_in_words(chosen)}")
-    return chosen
+    notes.append(f"activation_checkpointing not stated: taken as {words}")
 
 
 def _in_words(plan: Plan) -> str:

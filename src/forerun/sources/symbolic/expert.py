@@ -341,7 +341,7 @@ class _Routed:
         """whether `x` came in 8 bits, so that only the weight's gradient needs another cast of it"""
         casts = Casts(0 if cast else elements, elements, made_elements)
         cast_in, cast_out = section.fp8_casts(name, casts, weights)
-        kept, extra = (x, ()) if cast else section.kept_input(x, self._kept(self.arrived) * width)
+        kept, extra = ((x,), ()) if cast else section.kept_input(x, self._kept(self.arrived) * width)
         section.tape.add(
             TapeOp(
                 name,
@@ -351,7 +351,7 @@ class _Routed:
                 cast_out + on_compute(ops[1]),
                 on_compute(ops[2]),
                 reads=(x,),
-                saves=(kept,),
+                saves=kept,
                 makes=(made, *extra),
                 weight_grad_bytes=section.weight_grad_bytes(weights),
             )

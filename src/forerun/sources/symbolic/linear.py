@@ -245,19 +245,33 @@ class Section:
     def _ring(self) -> bool:
         return self._async_tp or self.kernels.stack.tp_forward_overlap
 
-    def kept_input(self, x: str, elements: float) -> tuple[str, tuple[tuple[str, int], ...]]:
-        """Returns the tensor that a product keeps of its input `x` for its weight gradient, and what it makes for it.
+    def kept_input(self, x: str, elements: float) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+        """Returns the tensors that a product keeps of its input `x` for its weight gradient, and what it makes for it.
 
-        That is `x`, or its cast to fp8 where the stack keeps casts. A cast that another product has made is not made
-        again; a new one is returned as (name, bytes). `x` has `elements` elements.
+        That is `x`, or its cast to fp8 where the stack keeps casts, or nothing where the backward pass computes `x`
+        anew. A cast that another product has made is not made again; a new one is returned as (name, bytes). `x` has
+        `elements` elements.
         """
         kernels = self.kernels
         if not (kernels.fp8 and kernels.stack.fp8_keeps_cast):
-            return x, ()
+            return () if self._casts_anew(x) else (x,), ()
         cast = x + ".fp8"
         if any(name == cast for op in self.tape.ops for name, _ in op.makes):
-            return cast, ()
-        return cast, ((cast, int(elements) * DTYPE_BYTES[kernels.plan.precision]),)
+            return (cast,), ()
+        return (cast,), ((cast, int(elements) * DTYPE_BYTES[kernels.plan.precision]),)
+
+    def _casts_anew(self, x: str) -> bool:
+        """Says whether a compiled backward pass computes the input `x` of an fp8 product together with its cast.
+
+        The min-cut partitioner (torch/_functorch/partitioners.py) keeps the result of an element-wise operation that a
+        product reads in the backward pass, but not one that a cast reads, with which it fuses.
+        """
+        kernels, plan = self.kernels, self.kernels.plan
+        compiled = plan.compiles_layers and kernels.stack.min_cut and plan.activation_checkpointing == "none"
+        if not (kernels.fp8 and compiled and self.tp == 1):
+            return False
+        made_by = next((op for op in reversed(self.tape.ops) if any(name == x for name, _ in op.makes)), None)
+        return made_by is not None and made_by.kind in ("norm", "pointwise")
 
     def linear(self, product: Product, tokens: int, casts: Casts | None = None, keeps_input: bool = False) -> None:
         """Writes a product of `tokens` rows without collectives; with `keeps_input` it keeps `x` in any precision."""
@@ -269,7 +283,7 @@ class Section:
         casts = casts or Casts(tokens * n_in, tokens * n_in, tokens * n_out)
         cast_in, cast_out = self.fp8_casts(name, casts, n_in * n_out)
         self._absolutes(name, x, casts, n_in * n_out, module)
-        kept, made = (x, ()) if keeps_input else self.kept_input(x, tokens * n_in)
+        kept, made = ((x,), ()) if keeps_input else self.kept_input(x, tokens * n_in)
         weight = self.autocast_weight(name, n_in * n_out)
         wide, held = dequantised(kernels, product)
         self.tape.add(
@@ -281,7 +295,7 @@ class Section:
                 cast_out + wide + on_compute(dgrad),
                 on_compute(wgrad) + weight.backward + self._bias_grad(name, tokens, n_out, bias),
                 reads=(x,),
-                saves=(kept, *(tensor for tensor, _ in weight.made)),
+                saves=(*kept, *(tensor for tensor, _ in weight.made)),
                 makes=((y, size), *made, *weight.made),
                 parameters=(n_in * n_out, n_out) if bias else (n_in * n_out,),
                 weight_grad_bytes=self.weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
@@ -354,7 +368,7 @@ class Section:
                 cast_out + backward,
                 self._bias_grad(name, tokens, n_out, bias),
                 reads=(x,),
-                saves=(kept,),
+                saves=kept,
                 makes=((y, tokens * n_out * shapes.act_bytes), *made),
                 parameters=(n_in * n_out, n_out) if bias else (n_in * n_out,),
                 weight_grad_bytes=self.weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
