@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -92,6 +93,7 @@ _adopted: list[Callable[[Any], Any]] = []
 
 def _adopt(answer: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
+    gc.freeze()  # what the parent made lives as long as this process: collections needn't look at it
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     _adopted.append(answer)
 

@@ -29,6 +29,7 @@ from forerun.answers.analysis.uncertainty import (
     widening,
 )
 from forerun.core.cost.clock import is_known
+from forerun.core.program.counts import op_counts
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import KernelRates
 from forerun.describe.model.catalog import load_model
@@ -181,7 +182,7 @@ def test_explain_tells_what_is_calibrated_and_what_is_not() -> None:
 @pytest.mark.parametrize("fields", [{}, {"dp_shard": 16}, {"pp": 2, "n_microbatches": 8, "zero_stage": 1}], ids=str)
 def test_kinds_sum_to_the_whole(fields: dict[str, object]) -> None:
     run = simulate(load_model("gpt2-small"), Plan(**{"seq_len": 1024, **fields}), CLUSTER)  # type: ignore[arg-type]
-    found = coverage(run.program, run.costs)
+    found = coverage(run.program, op_counts(run.program), run.costs)
     assert sum(kind.share for kind in found.by_kind.values()) == pytest.approx(1)
     assert sum(kind.share * kind.inside for kind in found.by_kind.values()) == pytest.approx(found.share)
     assert run.prediction.coverage == found.share
@@ -194,7 +195,7 @@ def test_kinds_sum_to_the_whole(fields: dict[str, object]) -> None:
 def test_a_collective_outside_calibrated_shapes_is_named_by_its_ranks(axis: str) -> None:
     run = simulate(load_model("gpt2-small"), Plan(seq_len=1024, **{axis: 4}), CLUSTER)  # type: ignore[arg-type]
     only_kernels = np.where(run.program.ops.is_communication, 0.0, 1.0)
-    outside = coverage(run.program, replace(run.costs, calibrated=only_kernels)).outside
+    outside = coverage(run.program, op_counts(run.program), replace(run.costs, calibrated=only_kernels)).outside
     assert outside
     assert all(name.endswith(" over 1 x 4 ranks") for name, _ in outside)
 

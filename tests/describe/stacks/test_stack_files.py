@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -53,6 +54,17 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert load_stack(path).issue_us == 4.0
     Path(path).write_text(Path(path).read_text(encoding="utf-8").replace("4.0", "5.0") + "\n", encoding="utf-8")
     assert load_stack(path).issue_us == 5.0
+
+
+def test_a_stack_is_read_again_after_a_change_of_the_one_that_it_extends(tmp_path: Path) -> None:
+    base, path = written(tmp_path, "first", issue_us=4.0), written(tmp_path, "second", extends="first.yaml")
+    assert load_stack(path).issue_us == 4.0
+    assert load_stack(path) is load_stack(path), "an unchanged file is read once"
+    os.utime(written(tmp_path, "first", issue_us=5.0), ns=(1, 1))
+    assert load_stack(path).issue_us == 5.0
+    Path(base).unlink()
+    with pytest.raises(ForerunError, match=r"first.yaml: No such file"):
+        load_stack(path)
 
 
 @pytest.mark.parametrize(

@@ -76,25 +76,25 @@ def breakdown_ps(
     """
     ops = program.ops
     joint = np.zeros(len(program.channels) + 1, np.bool_)
-    joint[list(Origin.of(program).joint_channels)] = True
+    origin = Origin.of(program)
+    joint[list(origin.joint_channels)] = True
     has_pipeline = len(program.channels) > joint.sum() if joint.any() else len(program.rank_classes) > 1
     if split_ps is None:
         split_ps = np.zeros((len(ops), N_CAUSES), np.int64)
     divided: Mask = np.any(split_ps > 0, axis=1)
-    counts = _Counts(_CAUSE_OF_KIND[ops.kind], waiting_causes(program), split_ps, divided, flat.phase)
+    counts = _Counts(_CAUSE_OF_KIND[ops.kind], waiting_causes(program, origin), split_ps, divided, flat.phase)
     class_end = np.zeros(0, np.int64) if alone else timeline.class_end_ps
     return _breakdown(nodes_of(flat), times_of(timeline), counts, joint[flat.meeting_channel], class_end, has_pipeline)
 
 
-def waiting_causes(program: Program) -> I64:
-    """Returns the Cause of waiting for each op on each stream, (n_ops, n_streams).
+def waiting_causes(program: Program, origin: Origin) -> I64:
+    """Returns the Cause of waiting for each op of `program`, from `origin`, on each stream, (n_ops, n_streams).
 
     The purpose of the stream decides. Traces have more streams than there are purposes: in them a collective over a
     data-parallel group counts as data parallelism on any stream, and so does a kernel on a stream of pipelines.
     Profiles use those streams for any kernel that runs beside the compute stream, so there its own kind decides.
     """
     causes = np.tile(_STREAM_CAUSE, (len(program.ops), 1))
-    origin = Origin.of(program)
     parallel = origin.data_parallel
     if parallel:
         ops = program.ops
@@ -110,7 +110,7 @@ def waiting_causes(program: Program) -> I64:
 def node_causes(flat: FlatProgram, program: Program, nodes: I64) -> I64:
     """Returns the Cause of the time in which each of `nodes` runs, (n,); off the compute stream, of waiting for it."""
     op, stream, phase = flat.op[nodes], flat.stream[nodes], flat.phase[nodes]
-    causes: I64 = waiting_causes(program)[op, stream]
+    causes: I64 = waiting_causes(program, Origin.of(program))[op, stream]
     compute = stream == Stream.COMPUTE
     causes[compute] = _CAUSE_OF_KIND[program.ops.kind[op[compute]]]
     causes[compute & (phase == Phase.OPTIMIZER) & (causes != Cause.HOST)] = Cause.OPTIMIZER

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.core.cost.step_costs import StepCosts
-from forerun.core.program.counts import op_counts
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import KINDS, OpKind, Work
-from forerun.core.program.types import OpTable, Program
+from forerun.core.program.types import I64, OpTable, Program
 
 _LABELS = {
     label: [kind for kind in OpKind if KINDS[kind].label == label]
@@ -42,11 +41,14 @@ class Coverage:
     """kernels outside calibrated shapes that take most time, each with its share of all kernel time"""
 
 
-def coverage(program: Program, costs: StepCosts) -> Coverage:
-    """Returns the coverage of the ops of `program` by the time that each takes alone, over all ranks."""
+def coverage(program: Program, counts: I64, costs: StepCosts) -> Coverage:
+    """Returns the coverage of the ops of `program` by the time that each takes alone, over all ranks.
+
+    `counts` (n_classes, n_ops) says how often each rank class runs each op.
+    """
     ops = program.ops
     ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
-    spent = (ranks @ op_counts(program)) * costs.duration_ps
+    spent = (ranks @ counts) * costs.duration_ps
     inside = spent * costs.calibrated
     spent_by_number = np.bincount(ops.kind, weights=spent, minlength=len(OpKind))
     inside_by_number = np.bincount(ops.kind, weights=inside, minlength=len(OpKind))

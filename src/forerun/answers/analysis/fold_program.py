@@ -117,8 +117,7 @@ def _is_closed(block: Block) -> bool:
     if not len(away):
         return True
     joined = np.zeros(len(block), np.bool_)
-    counts = np.diff(block.pred_ptr)
-    on_compute = np.repeat(block.stream == _COMPUTE, counts)
+    on_compute = np.repeat(block.stream == _COMPUTE, block.n_pred)
     joined[block.pred[on_compute]] = True
     return bool(joined[away].all())
 
@@ -198,7 +197,7 @@ def _traffic(program: Program, costs: StepCosts, closed: Mask) -> _Traffic:
         block = program.blocks[number]
         collective = disturbs[block.op]
         compute = block.stream == _COMPUTE
-        waited, waiting_compute = block.pred, np.repeat(compute, np.diff(block.pred_ptr))
+        waited, waiting_compute = block.pred, np.repeat(compute, block.n_pred)
         if collective.any():
             starts.setdefault(int(block.record[collective].max()), []).append(number)
             if not compute[0]:
@@ -255,7 +254,7 @@ def _quiet(cls: RankClass, traffic: _Traffic) -> Mask:
 
 def _runs(foldable: Mask) -> Iterator[tuple[int, int]]:
     """Yields (start, end) of every run of foldable steps."""
-    edges = np.flatnonzero(np.diff(foldable, prepend=False, append=False))
+    edges = np.flatnonzero(np.concatenate([foldable, [False]]) != np.concatenate([[False], foldable]))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 

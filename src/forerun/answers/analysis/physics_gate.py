@@ -10,8 +10,7 @@ import numpy as np
 from forerun.answers.analysis.prediction import Prediction
 from forerun.common.errors import ForerunError, ImpossibleResult
 from forerun.core.cost.physics import least_compute_s
-from forerun.core.program.counts import op_counts
-from forerun.core.program.types import F64, Program
+from forerun.core.program.types import F64, I64, Program
 from forerun.describe.cluster.types import Device
 
 _ROUNDING = 1e-6
@@ -23,13 +22,14 @@ _FIGURES = (
 """figures that every Prediction has: finite, and none below 0"""
 
 
-def utilization(program: Program, devices: Sequence[Device], step_s: float) -> float:
+def utilization(program: Program, counts: I64, devices: Sequence[Device], step_s: float) -> float:
     """Returns the share of a step that the FLOPs of products, attention and recurrences take at the peaks of their own
     dtypes, mean over ranks; what a mask leaves out doesn't count.
 
-    `devices` has the device of each rank class, or one of them all.
+    `counts` (n_classes, n_ops) says how often each rank class runs each op. `devices` has the device of each rank
+    class, or one of them all.
     """
-    counts, ranks = op_counts(program), np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
+    ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
     multiplies = ~program.ops.is_memory_bound
     by_device = {device: np.where(multiplies, least_compute_s(program.ops, device), 0.0) for device in devices}
     per_class: list[F64] = [by_device[devices[i % len(devices)]] @ row for i, row in enumerate(counts)]

@@ -36,7 +36,7 @@ from forerun.core.program.causes import Cause
 from forerun.core.program.counts import op_counts
 from forerun.core.program.model_flops import counted_flops
 from forerun.core.program.origin import PROFILE, Origin
-from forerun.core.program.types import F64, FlatProgram, Phase, Program
+from forerun.core.program.types import F64, I64, FlatProgram, Phase, Program
 from forerun.core.program.unfold import unfold
 from forerun.describe.cluster.types import Cluster, Device
 from forerun.describe.plan.plan import Plan
@@ -164,10 +164,11 @@ def simulate_costed(
     rank class unless all are the cluster's. With `replays` the allocator is replayed; else reserved memory is an
     estimate.
     """
-    _refuse_endless(program, costs)
-    missing = _missing(program, costs) if is_measured else None
+    counts = op_counts(program)
+    _refuse_endless(counts, costs)
+    missing = _missing(counts, costs) if is_measured else None
     reduced = fold(program, costs) if folded else unfolded(program, costs)
-    covered = coverage(program, costs)
+    covered = coverage(program, counts, costs)
     flat, costs = unfold(reduced.program), reduced.costs
     timeline = run_engine(
         flat,
@@ -183,14 +184,14 @@ def simulate_costed(
     memory = memory_need(program, cluster, subject.stack, devices, settings, graphs)
     peak = _mean_peak(subject.precision, program, cluster, devices)
     dtype = _peak_dtype(subject.precision, cluster.device)
-    ran = _Ran(program, reduced, flat, timeline, memory, covered, peak, dtype, missing, devices)
+    ran = _Ran(program, counts, reduced, flat, timeline, memory, covered, peak, dtype, missing, devices)
     prediction = _read(subject, cluster, network, ran)
     return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, ran.slowest)
 
 
-def _refuse_endless(program: Program, costs: StepCosts) -> None:
+def _refuse_endless(counts: I64, costs: StepCosts) -> None:
     """Raises ForerunError if the times of a rank's ops sum to more than 64 bits of picoseconds hold."""
-    longest_s = float((op_counts(program) @ costs.duration_ps.astype(np.float64)).max(initial=0.0)) / PS_PER_S
+    longest_s = float((counts @ costs.duration_ps.astype(np.float64)).max(initial=0.0)) / PS_PER_S
     if longest_s > _LONGEST_STEP_S:
         days, most = longest_s / 86400, _LONGEST_STEP_S / 86400
         doubt = "are the sizes of the model and the plan, and the rates of the cluster right?"
@@ -203,6 +204,8 @@ class _Ran:
 
     program: Program
     """the Program before folding"""
+    counts: I64
+    """how often each rank class runs each op, (n_classes, n_ops)"""
     reduced: Folded
     flat: FlatProgram
     timeline: Timeline
@@ -317,19 +320,19 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
         shared_links_s=shared_s,
         memory_recorded=_memory_recorded(program),
         mfu_peak=f"{ran.peak_dtype}, {peak / TERA:,.0f} TFLOP/s",
-        utilization=utilization(program, ran.devices or (cluster.device,), step_s),
+        utilization=utilization(program, ran.counts, ran.devices or (cluster.device,), step_s),
     )
     return checked(made, ran.missing is not None)
 
 
 def _memory_recorded(program: Program) -> bool:
     """Returns whether the memory of a program is known: a profile need not record it."""
-    return Origin.of(program).source != PROFILE or any(cls.resident_bytes.any() for cls in program.rank_classes)
+    return any(cls.resident_bytes.any() for cls in program.rank_classes) or Origin.of(program).source != PROFILE
 
 
-def _missing(program: Program, costs: StepCosts) -> tuple[str, ...]:
+def _missing(counts: I64, costs: StepCosts) -> tuple[str, ...]:
     """Lists the ops that the measurements lack, by their time in a step on the rank that spends most in them."""
-    times = (op_counts(program) * costs.duration_ps).max(axis=0, initial=0)
+    times = (counts * costs.duration_ps).max(axis=0, initial=0)
     spent: dict[str, int] = {}
     for op, what in costs.lacks.items():
         if times[op] > 0:

@@ -16,7 +16,7 @@ import sysconfig
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -163,7 +163,8 @@ def _caller(library: Library, variant: dict[str, Any]) -> Callable[..., Any]:
     kinds = array("q", [id(np.ndarray), *(id(dtype) for dtype in dtypes)])
     n_results = n_result_words(result)
     names: dict[str, Any] = {"Mismatch": Mismatch, "array": array, "entry": entry, "keep": (kinds, dtypes)}
-    names |= {"float_of": _float_of, "check_record": _check_record, "made": _made(library, result, 1 + len(words))}
+    names |= {"float_of": _float_of, "check_record": _check_record}
+    names |= {"adopted": partial(_adopted, library), "float_at": _float_at}
     lines, values = _packed(arguments, [f"a{i}" for i in range(len(arguments))], names)
     slots = ", ".join([str(kinds.buffer_info()[0]), *values, *["0"] * (n_results + 2)])
     last = 8 * (len(words) + n_results + 2)
@@ -171,7 +172,7 @@ def _caller(library: Library, variant: dict[str, Any]) -> Callable[..., Any]:
         f"words = array('q', ({slots},))",
         "at = words.buffer_info()[0]",
         f"if entry(at + {last}, at + {last - 8}, at) or words[-1]: raise Mismatch",
-        "return made(words)" if result is not None else "return None",
+        f"return {_made(result, iter(range(1 + len(words), 1 + len(words) + n_results)), names)}",
     ]
     text = f"def call({', '.join(f'a{i}' for i in range(len(arguments)))}):\n" + "".join(f"    {at}\n" for at in lines)
     exec(text, names)
@@ -225,23 +226,27 @@ def _packed(layouts: Sequence[Layout], values: Sequence[str], names: dict[str, A
     return lines, words
 
 
-def _made(library: Library, result: Layout, start: int) -> Callable[[array[int]], Any]:
-    """Returns a function that makes a result of the words from `start` on."""
+def _made(layout: Layout, at: Iterator[int], names: dict[str, Any]) -> str:
+    """Returns the expression that makes a result of the words number `at`, and adds what it uses to `names`."""
+    if layout is None:
+        return "None"
+    if isinstance(layout, list) and layout[0] == "tuple":
+        members = "".join(f"{_made(member, at, names)}, " for member in layout[2])
+        kind = f"K{len(names)}"
+        names[kind] = class_of(layout[1])
+        return f"({members})" if names[kind] is tuple else f"{kind}({members})"
+    word = f"words[{next(at)}]"
+    if is_array(layout):
+        address, shape = f"words[{next(at)}]", "".join(f"words[{next(at)}], " for _ in range(layout[2]))
+        return f"adopted({word}, {address}, ({shape}), {layout[1]!r})"
+    if layout == "float":
+        return f"float_at({word})"
+    return f"bool({word})" if layout == "bool" else word
 
-    def make(words: array[int], layout: Layout, at: Iterator[int]) -> Any:
-        if isinstance(layout, list) and layout[0] == "tuple":
-            members = [make(words, member, at) for member in layout[2]]
-            kind = class_of(layout[1])
-            return tuple(members) if kind is tuple else kind(*members)
-        if is_array(layout):
-            memory, address = words[next(at)], words[next(at)]
-            return _adopted(library, memory, address, tuple(words[next(at)] for _ in range(layout[2])), layout[1])
-        word = words[next(at)]
-        if layout == "float":
-            return float(np.int64(word).view(np.float64))
-        return bool(word) if layout == "bool" else word
 
-    return lambda words: make(words, result, iter(range(start, len(words))))
+def _float_at(word: int) -> float:
+    """Returns the float that has the bits of `word`."""
+    return float(np.int64(word).view(np.float64))
 
 
 class _Memory:

@@ -64,7 +64,8 @@ def least_compute_s(ops: OpTable, device: Device) -> F64:
 
     Ops of the network, of the host and delays need none.
     """
-    peak = np.array([_peak(device, dtype) for dtype in ops.dtype])
+    peaks = {dtype: _peak(device, dtype) for dtype in set(ops.dtype)}
+    peak = np.array([peaks[dtype] for dtype in ops.dtype])
     least: F64 = np.where(ops.is_gemm | ops.is_attention | ops.is_scan, ops.flops / peak, 0.0)
     moved = (ops.bytes_read + ops.bytes_written) / device.memory_bytes_per_s
     return np.where(ops.is_memory_bound, moved, least)

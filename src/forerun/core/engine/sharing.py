@@ -117,8 +117,9 @@ def crowded_links(demand: LinkDemand, used: Mask) -> LinkDemand | None:
     chosen = np.flatnonzero(most.sum(axis=0) > FULL)
     if not len(chosen):
         return None
-    _, first = np.unique(asked[:, chosen], axis=1, return_index=True)
-    chosen = chosen[np.sort(first)]
+    columns = np.ascontiguousarray(asked[:, chosen].T)
+    first = {column.tobytes(): link for link, column in zip(chosen[::-1].tolist(), columns[::-1], strict=True)}
+    chosen = np.array(sorted(first.values()))
     kept = [link for link in chosen.tolist() if not _is_below(asked[:, link], asked[:, chosen[chosen != link]])]
     return LinkDemand(demand.share[:, kept], demand.carries[:, kept])
 

@@ -151,7 +151,9 @@ class CachingAllocator:
         """Double the number of slots for blocks."""
         held, old = self._heap, self._heap.blocks.shape[1]
         added = max(_FIRST_SLOTS, old)
-        blocks, lists = np.pad(held.blocks, ((0, 0), (0, added))), np.pad(held.lists, ((0, 0), (0, added)))
+        blocks, lists = (
+            np.concatenate([some, np.zeros((len(some), added), np.int64)], axis=1) for some in (held.blocks, held.lists)
+        )
         unused = int(held.counts[heap.SLOTS])
         lists[heap.SLOTS, unused : unused + added] = np.arange(old + added - 1, old - 1, -1)
         held.counts[heap.SLOTS] += added

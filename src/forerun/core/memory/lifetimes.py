@@ -118,16 +118,16 @@ def _streams_and_optimizers(program: Program, blocks: Sequence[Block]) -> tuple[
     n, category = len(blocks), _column(blocks, "tensor_category")
     owner = np.repeat(np.arange(n), [len(block) for block in blocks])
     phase, stream = _column(blocks, "phase"), _column(blocks, "stream")
-    is_collective = program.ops.collective[_column(blocks, "op")] != Collective.NONE
-    beside = is_collective & ((stream == Stream.GATHER) | (stream == Stream.REDUCE))
+    is_collective = program.ops.collective[_column(blocks, "op")] != Collective.NONE.value
+    beside = is_collective & ((stream == Stream.GATHER.value) | (stream == Stream.REDUCE.value))
     waits = np.bincount(owner[beside], minlength=n) > 0
-    only_forward = np.bincount(owner[phase != Phase.FORWARD], minlength=n) == 0
+    only_forward = np.bincount(owner[phase != Phase.FORWARD.value], minlength=n) == 0
     of_tensor = np.repeat(np.arange(n), [len(block.tensor_bytes) for block in blocks])
-    gathered = (category == Category.UNSHARDED) | (category == Category.COMMUNICATION)
+    gathered = (category == Category.UNSHARDED.value) | (category == Category.COMMUNICATION.value)
     streams = np.full(len(category), Stream.COMPUTE, np.int8)
     streams[gathered & (waits & only_forward)[of_tensor]] = Stream.GATHER
-    streams[(category == Category.GRADIENT) & (waits & ~only_forward)[of_tensor]] = Stream.REDUCE
-    return streams, np.bincount(owner[phase == Phase.OPTIMIZER], minlength=n) > 0
+    streams[(category == Category.GRADIENT.value) & (waits & ~only_forward)[of_tensor]] = Stream.REDUCE
+    return streams, np.bincount(owner[phase == Phase.OPTIMIZER.value], minlength=n) > 0
 
 
 def _column(blocks: Sequence[Block], name: str) -> npt.NDArray[Any]:

@@ -7,9 +7,12 @@ goes to another node passes all levels on its way there. Between nodes a link su
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from forerun.core.network.constants import NodeCollectives
+from forerun.core.network.lines import Lines
 from forerun.core.network.nccl import algorithms, outer_link, wire_efficiency
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, Collective
@@ -19,21 +22,30 @@ from forerun.describe.cluster.types import Cluster
 def link_busy_s(
     kind: Collective, size_bytes: F64, group: CommGroup, cluster: Cluster, measured: NodeCollectives | None
 ) -> F64:
-    """(sizes, levels) seconds that collectives of `size_bytes` (sizes,) keep the links of a rank busy, each way.
+    """Returns the seconds that collectives of `size_bytes` (sizes,) keep the links of a rank busy, (sizes, levels).
 
-    They run with the algorithm that is the fastest for their size, as NCCL chooses.
+    Each way counts by itself. The algorithm is the fastest for the size, as NCCL chooses.
     """
-    found = algorithms(kind, group.nodes, group.ranks_per_node, cluster, measured)
-    if not found:
+    lines, busy = _choices(kind, group.nodes, group.ranks_per_node, cluster, measured)
+    if not lines:
         return np.zeros((len(size_bytes), len(cluster.links)))
-    busy = np.array([_busy_s_per_byte(each.near, each.far, group.nodes, cluster) for each in found])
-    fastest = np.argmin([each.lines.seconds(size_bytes) for each in found], axis=0)
+    fastest = np.argmin([each.seconds(size_bytes) for each in lines], axis=0) if len(lines) > 1 else 0
     out: F64 = size_bytes[:, None] * busy[fastest]
     return out
 
 
+@lru_cache(maxsize=4096)
+def _choices(
+    kind: Collective, nodes: int, ranks_per_node: int, cluster: Cluster, measured: NodeCollectives | None
+) -> tuple[tuple[Lines, ...], F64]:
+    """Returns the lines of each algorithm that NCCL chooses from, and `_busy_s_per_byte` of each, (n, levels)."""
+    found = algorithms(kind, nodes, ranks_per_node, cluster, measured)
+    busy = np.array([_busy_s_per_byte(each.near, each.far, nodes, cluster) for each in found])
+    return tuple(each.lines for each in found), busy
+
+
 def _busy_s_per_byte(near: float, far: float, nodes: int, cluster: Cluster) -> F64:
-    """(levels,) seconds that a rank sends on each level for a byte of the full buffer."""
+    """Returns the seconds that a rank sends on each level for a byte of the full buffer, (levels,)."""
     reach = cluster.links.index(outer_link(cluster, nodes)) if nodes > 1 else 0
     out = np.zeros(len(cluster.links))
     for level, link in enumerate(cluster.links[: reach + 1]):

@@ -246,6 +246,10 @@ class OpTableBuilder:
         )
 
 
+_BYTES = [1, 2, 6]
+"""columns of a node that take a byte each: stream, phase, sync"""
+
+
 class BlockBuilder:
     """Collects the nodes and tensors of one block, in host issue order."""
 
@@ -253,7 +257,7 @@ class BlockBuilder:
         self._rows: list[int] = []
         self._pred: list[int] = []
         self._pred_ptr: list[int] = [0]
-        self._tensors: list[list[int]] = []
+        self._tensors: list[int] = []
 
     def __len__(self) -> int:
         return len(self._pred_ptr) - 1
@@ -287,40 +291,41 @@ class BlockBuilder:
 
     def alloc(self, size_bytes: int, category: int, at_node: int | None = None) -> int:
         """Adds a tensor that is allocated before `at_node` (None: the next node; -1: the block). Returns its number."""
-        self._tensors.append([int(size_bytes), category, len(self) if at_node is None else at_node, -1])
-        return len(self._tensors) - 1
+        return self.tensor(size_bytes, category, len(self) if at_node is None else at_node, -1)
 
     def free(self, tensor: int, at_node: int | None = None) -> None:
         """Frees `tensor` after `at_node` (None: the last node so far). A tensor never freed outlives the block."""
-        self._tensors[tensor][3] = len(self) - 1 if at_node is None else at_node
+        self._tensors[4 * tensor + 3] = len(self) - 1 if at_node is None else at_node
 
     def tensor(self, size_bytes: int, category: int, alloc: int, free: int) -> int:
         """Adds a tensor allocated from node `alloc` to node `free` (-1: outside the block). Returns its number."""
-        self._tensors.append([int(size_bytes), category, alloc, free])
-        return len(self._tensors) - 1
+        self._tensors += (int(size_bytes), category, alloc, free)
+        return len(self._tensors) // 4 - 1
 
     def temporary(self, size_bytes: int, node: int, category: int = Category.TEMPORARY) -> int:
         """Adds a tensor that is allocated during `node` only. Returns its number."""
-        self._tensors.append([int(size_bytes), category, node, node])
-        return len(self._tensors) - 1
+        return self.tensor(size_bytes, category, node, node)
 
     def build(self, name: str) -> Block:
         """Returns the block of the nodes so far; more nodes can be added for a longer block."""
-        rows = np.array(array("i", self._rows), np.int32).reshape(-1, 7)
-        tensors = np.array(self._tensors, np.int64).reshape(-1, 4)
+        wide = np.array(array("i", self._rows), np.int32).reshape(-1, 7).T.copy()
+        stream, phase, sync = wide[_BYTES].astype(np.int8)
+        record, channel = wide[4:6].astype(np.int16)
+        tensors = np.array(array("q", self._tensors), np.int64).reshape(-1, 4).T.copy()
+        alloc, free = tensors[2:].astype(np.int32)
         return Block(
             name=name,
-            op=rows[:, 0].copy(),
-            stream=rows[:, 1].astype(np.int8),
-            phase=rows[:, 2].astype(np.int8),
-            module=rows[:, 3].copy(),
+            op=wide[0],
+            stream=stream,
+            phase=phase,
+            module=wide[3],
             pred_ptr=np.array(array("i", self._pred_ptr), np.int32),
             pred=np.array(array("i", self._pred), np.int32),
-            record=rows[:, 4].astype(np.int16),
-            channel=rows[:, 5].astype(np.int16),
-            sync=rows[:, 6].astype(np.int8),
-            tensor_bytes=tensors[:, 0].copy(),
-            tensor_category=tensors[:, 1].astype(np.int8),
-            tensor_alloc=tensors[:, 2].astype(np.int32),
-            tensor_free=tensors[:, 3].astype(np.int32),
+            record=record,
+            channel=channel,
+            sync=sync,
+            tensor_bytes=tensors[0],
+            tensor_category=tensors[1].astype(np.int8),
+            tensor_alloc=alloc,
+            tensor_free=free,
         )

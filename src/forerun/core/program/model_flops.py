@@ -18,8 +18,11 @@ def counted_flops(program: Program, phases: Collection[Phase]) -> float:
 
     Attention counts as if nothing were masked, and its backward pass at twice the forward's (PaLM, app. B).
     """
+    counts = op_counts(program, phases)
+    if not counts.any():
+        return 0.0
     ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)
-    per_class = op_counts(program, phases) @ (program.ops.flops * _counted(program.ops))
+    per_class = counts @ (program.ops.flops * _counted(program.ops))
     return float((per_class * ranks).sum() / ranks.sum())
 
 

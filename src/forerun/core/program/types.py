@@ -209,32 +209,32 @@ class OpTable:
     @property
     def is_compute(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are kernels on the device."""
-        return np.asarray(self.work == Work.COMPUTE)
+        return np.asarray(self.work == Work.COMPUTE.value)
 
     @property
     def is_communication(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are collectives or transfers between ranks."""
-        return np.asarray(self.work == Work.COMMUNICATION)
+        return np.asarray(self.work == Work.COMMUNICATION.value)
 
     @property
     def is_host_copy(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that copy between device and host memory."""
-        return np.asarray(self.work == Work.COPY)
+        return np.asarray(self.work == Work.COPY.value)
 
     @property
     def is_delay(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are fixed times."""
-        return np.asarray(self.work == Work.DELAY)
+        return np.asarray(self.work == Work.DELAY.value)
 
     @property
     def is_collective(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are collectives."""
-        return np.asarray(self.kind == OpKind.COLLECTIVE)
+        return np.asarray(self.kind == OpKind.COLLECTIVE.value)
 
     @property
     def is_transfer(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are sends, receives or both."""
-        return np.asarray(self.kind == OpKind.P2P)
+        return np.asarray(self.kind == OpKind.P2P.value)
 
     @property
     def sends(self) -> Mask:
@@ -244,22 +244,22 @@ class OpTable:
     @property
     def is_memory_bound(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are memory-bound kernels."""
-        return np.asarray(self.kind == OpKind.MEMORY)
+        return np.asarray(self.kind == OpKind.MEMORY.value)
 
     @property
     def is_gemm(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are matrix products."""
-        return np.asarray(self.kind == OpKind.GEMM)
+        return np.asarray(self.kind == OpKind.GEMM.value)
 
     @property
     def is_scan(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are recurrences."""
-        return np.asarray(self.kind == OpKind.SCAN)
+        return np.asarray(self.kind == OpKind.SCAN.value)
 
     @property
     def is_attention(self) -> Mask:
         """Returns the mask (n_ops,) of the ops that are fused attention."""
-        return np.asarray(self.kind == OpKind.ATTENTION)
+        return np.asarray(self.kind == OpKind.ATTENTION.value)
 
     def rows(self) -> list[OpRow]:
         """Returns all rows, as `OpTableBuilder.add` takes them."""
@@ -321,6 +321,11 @@ class Block:
 
     def __len__(self) -> int:
         return len(self.op)
+
+    @property
+    def n_pred(self) -> I32:
+        """Returns the number of predecessors of each node, (nodes,)."""
+        return self.pred_ptr[1:] - self.pred_ptr[:-1]
 
 
 @dataclass(frozen=True, slots=True)

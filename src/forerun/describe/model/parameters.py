@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 
 from forerun.describe.model.spec import IndexerSpec, MLASpec, ModelSpec
 
@@ -76,6 +77,7 @@ def active_parameter_count(spec: ModelSpec) -> int:
     return parameter_count(spec) - idle
 
 
+@lru_cache(maxsize=256)
 def compute_parameter_count(spec: ModelSpec) -> int:
     """Returns the number of active parameters that multiply: no look-up tables, but the head's matrix, tied or not."""
     outer = outer_parameters(spec)
@@ -83,6 +85,7 @@ def compute_parameter_count(spec: ModelSpec) -> int:
     return active_parameter_count(spec) - tables + spec.tied_embeddings * spec.vocab * spec.hidden
 
 
+@lru_cache(maxsize=256)
 def model_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     """Returns the model FLOPs of both passes for one token of a sequence of `seq_len` tokens: 6 N + 12 L h s.
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.common.admission import read_text
 from forerun.common.errors import ForerunError, UnknownName
@@ -45,13 +45,10 @@ def load_stack(name: str) -> Stack:
     Raises UnknownName, which lists the known stacks, or ForerunError, which names the file and the wrong key.
     """
     path = _path_of(name, "")
-    try:
-        changed = os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise ForerunError(
-            f"stack {name}: {error.strerror or error}; give a stack of `forerun stacks` or a file"
-        ) from None
-    return _read(path, changed)
+    kept = _kept.get(path)
+    if kept is None or any(_changed_ns(file) != ns for file, ns in kept.files.items()):
+        kept = _kept[path] = _read(path)
+    return kept.stack
 
 
 def own_stack(name: str) -> Stack | None:
@@ -114,35 +111,61 @@ def _path_of(name: str, beside: str) -> str:
     return found
 
 
-@cache
-def _read(path: str, changed: int) -> Stack:
-    """Returns the stack of the file `path`; `changed`, its time of modification in ns, keeps the cache up to date."""
-    data = _merged(path, ())
+class _Kept(NamedTuple):
+    """A stack that was read, and what tells whether it has to be read again."""
+
+    stack: Stack
+    files: dict[str, int]
+    """the user's files that it was read from -> their times of modification in ns"""
+
+
+_kept: dict[str, _Kept] = {}
+"""path of a stack -> the stack as it was last read"""
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError as error:
+        raise ForerunError(
+            f"stack {path}: {error.strerror or error}; give a stack of `forerun stacks` or a file"
+        ) from None
+
+
+def _read(path: str) -> _Kept:
+    """Reads the stack of the file `path` and those that it extends. Shipped files don't change while Forerun runs."""
+    files: dict[str, int] = {}
+    data = _merged(path, (), files)
     try:
         stack: Stack = validated(Stack, {"family": data["name"], **data}, f"stack {path}")
         for name in _RATES:
             if not 0 < getattr(stack, name) < _MOST_RATE:
                 raise ForerunError(f"stack {path}: {name} must be above 0 and below {_MOST_RATE:,}")
-        return stack
+        return _Kept(stack, files)
     except ForerunError as error:
         raise ForerunError(f"{error}; docs/extending.md lists what a stack holds") from None
 
 
-def _merged(path: str, above: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the keys of the file `path` over those of the stack that it extends; the files `above` extend it."""
+def _merged(path: str, above: tuple[str, ...], files: dict[str, int]) -> dict[str, Any]:
+    """Returns the keys of the file `path` over those of the stack that it extends; the files `above` extend it.
+
+    Adds the user's files that it reads to `files`, with their times of modification.
+    """
     if path in above:
         raise ForerunError(f"stack {path}: extends itself over {', '.join(above)}; remove one extends")
+    if os.path.dirname(path) != str(_SHIPPED):
+        files[path] = _changed_ns(path)
     data = parse_any_yaml(read_text(path), f"stack {path}")
     if not isinstance(data, dict):
         raise ForerunError(f"stack {path}: expected keys with values, as `norm: fused`")
     if not isinstance(data.get("extends", ""), str):
         raise ForerunError(f"stack {path}: extends: expected the name of a stack, or a path")
     if isinstance(data.get("search"), str):
-        data["search"] = _base(path, data["search"], "search", above).get("search")
+        data["search"] = _base(path, data["search"], "search", above, files).get("search")
     data["name"] = Path(path).stem.lower()
     if "extends" not in data:
         return data
-    base = _base(path, data.pop("extends"), "extends", above)
+    base = _base(path, data.pop("extends"), "extends", above, files)
     data["lineage"] = [base["name"], *base.get("lineage", ())]
     for key in _MERGED:
         if isinstance(base.get(key), dict) and isinstance(data.get(key), dict):
@@ -150,8 +173,8 @@ def _merged(path: str, above: tuple[str, ...]) -> dict[str, Any]:
     return {key: value for key, value in base.items() if key not in _OWN} | data
 
 
-def _base(path: str, name: str, key: str, above: tuple[str, ...]) -> dict[str, Any]:
+def _base(path: str, name: str, key: str, above: tuple[str, ...], files: dict[str, int]) -> dict[str, Any]:
     try:
-        return _merged(_path_of(name, os.path.dirname(path)), (*above, path))
+        return _merged(_path_of(name, os.path.dirname(path)), (*above, path), files)
     except UnknownName as error:
         raise ForerunError(f"stack {path}: {key}: {error}") from None

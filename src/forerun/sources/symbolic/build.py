@@ -166,7 +166,8 @@ class _Builder:
 
     def _resident(self, weights: Weights, stages: list[int], parts: list[Part]) -> I64:
         resident = np.array(resident_bytes(self.kernels, weights), np.int64)
-        if not self.plan.lora_rank and self.plan.offload != "params":  # else the reference is the frozen model itself
+        if self.plan.reference and not self.plan.lora_rank and self.plan.offload != "params":
+            # with adapters or offloaded parameters the reference is the frozen model itself
             resident[Category.PARAMETER] += round(held_frozen_bytes(self.plan, self._reference_weights(parts)))
         resident[Category.COMMUNICATION] += self.wires.buffer_bytes(stages)
         return resident
