@@ -22,6 +22,12 @@ def words(function, *arguments):
     return [" ".join(line.split()) for line in printed(function, *arguments) if line]
 
 
+def blocks(function, *arguments):
+    """The first line of each block: empty lines part them."""
+    lines = ["", *printed(function, *arguments)]
+    return [line for above, line in pairwise(lines) if line and not above]
+
+
 def crowded(function, *arguments):
     """The titles in bold that stand right below other text, where an empty line should part them."""
     out = Console(

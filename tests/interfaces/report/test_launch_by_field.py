@@ -20,7 +20,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.interfaces.report.launch.tools import TOOLS, launch_files
 
 FOLDER = Path(__file__).parent / "printed"
-CLUSTER = load_cluster("h100-sxm")
+HOPPER, BLACKWELL = load_cluster("h100-sxm"), load_cluster("b200-sxm")
 DENSE, EXPERTS = load_model("llama-3.1-8b"), load_model("qwen3-30b-a3b")
 BASE = {"seq_len": 4096, "micro_batch": 2, "n_microbatches": 4, "dp_shard": 4}
 CHANGES = [
@@ -53,6 +53,7 @@ CHANGES = [
     {"precision": "fp8", "fp8_recipe": "tensorwise"},
     {"precision": "fp8", "fp8_recipe": "delayed"},
     {"precision": "fp8", "fp8_recipe": "tensorwise", "fp8_all_gather": True},
+    {"precision": "tf32"},
     {"reduce_dtype": "bf16"},
     {"accumulate_dtype": "bf16", "reduce_dtype": "bf16"},
     {"master_dtype": "bf16"},
@@ -74,17 +75,23 @@ CHANGES = [
     {"lora_rank": 8},
 ]
 OF_EXPERTS = [{"ep": 2}, {"ep": 4}, {"ep": 2, "tp": 2}, {"ep": 2, "tp": 2, "etp": 2}, {"ep": 2, "dispatcher": "deepep"}]
-
+SCALED_IN_BLOCKS = [
+    {"precision": "mxfp8"},
+    {"precision": "mxfp8", "fp8_recipe": "mx", "fp8_all_gather": True},
+    {"precision": "mxfp8", "fp8_recipe": "tensorwise"},
+    {"precision": "nvfp4"},
+    {"precision": "nvfp4", "fp8_recipe": "rowwise"},
+]
 
 NOT_OF_A_FIELD = re.compile(r"\s*#.*|.*(nproc.per.node|GPUS_PER_NODE|num_processes|Flavor planned|, for ).*")
 """lines that follow from the number of GPUs, and the first line of the notes"""
 LONGEST = 200
 
 
-def files(tool, model, changes):
+def files(tool, model, changes, cluster=HOPPER):
     """The lines of all files, or the reason why there are none."""
     try:
-        found = launch_files(replace(Plan(**BASE), **changes), model, CLUSTER, tool)
+        found = launch_files(replace(Plan(**BASE), **changes), model, cluster, tool)
     except ForerunError as error:
         return [f"refused: {error}"]
     return [line for text in found.values() for line in text.splitlines() if not NOT_OF_A_FIELD.fullmatch(line)]
@@ -92,11 +99,13 @@ def files(tool, model, changes):
 
 def differences(tool):
     """Yields for each change the lines that come, and those that go without another in their place."""
-    for model, each in ((DENSE, CHANGES), (EXPERTS, OF_EXPERTS)):
-        base = files(tool, model, {})
+    for model, cluster, each in (
+        (DENSE, HOPPER, CHANGES), (EXPERTS, HOPPER, OF_EXPERTS), (DENSE, BLACKWELL, SCALED_IN_BLOCKS)
+    ):  # fmt: skip
+        base = files(tool, model, {}, cluster)
         for changes in each:
             yield f"{model.name}, {', '.join(f'{name} {value}' for name, value in changes.items())}"
-            now = files(tool, model, changes)
+            now = files(tool, model, changes, cluster)
             yield from changed(base, now)
 
 

@@ -6,7 +6,9 @@ import base64
 import hashlib
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
+from math import log10
 
 import pytest
 import results_by_hand as by_hand
@@ -126,6 +128,50 @@ def test_every_axis_has_its_unit_or_names(kind: str) -> None:
                 assert axis["title"]["text"] or named
                 assert named or "," in axis["title"]["text"] or "%" in axis["title"]["text"], axis["title"]
             assert part.about
+
+
+def seen(plot: Plot, side: str) -> list[float]:
+    """What a plot shows along an axis: its data, the ends of its bars, and the heights of what is stacked."""
+    values: list[float] = []
+    stacked: Counter[object] = Counter()
+    for trace in plot.data:
+        along, across = (trace.get(name, []) for name in (side, "x" if side == "y" else "y"))
+        is_length = trace["type"] == "bar" and (trace.get("orientation") == "h") == (side == "x")
+        base = trace.get("base", 0.0)
+        bases = base if isinstance(base, list) else [base] * len(along)
+        if is_length and plot.layout.get("barmode") == "stack":
+            stacked.update(dict(zip(across, along, strict=True)))
+        elif side == "y" and "stackgroup" in trace:
+            stacked.update(dict(enumerate(along)))
+        elif is_length:
+            values += [end for start, length in zip(bases, along, strict=True) for end in (start, start + length)]
+        else:
+            values += [value for value in along if isinstance(value, int | float)]
+    return values + ([0.0, *stacked.values()] if stacked else [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_of_a_plot_is_in_sight_and_little_of_it_is_empty(kind: str) -> None:
+    for plot in (part for part in documents("study")[kind].parts if isinstance(part, Plot)):
+        for side in "xy":
+            axis = plot.layout[f"{side}axis"]
+            values = seen(plot, side)
+            if "range" in axis and values:
+                if axis.get("type") == "log":
+                    values = [log10(each) for each in values]
+                least, most = min(values), max(values)
+                begin, end = axis["range"]
+                assert begin <= least <= most <= end, (plot.about, side)
+                from_zero = 0.0 if begin == 0.0 else least
+                assert (most - from_zero) > 0.65 * (end - begin), (plot.about, side)
+
+
+@pytest.mark.parametrize("kind", ["run", "folded run", "prediction", "search", "range"])
+def test_plots_over_the_step_begin_and_end_with_it(kind: str) -> None:
+    step_ms = by_hand.simulated().prediction.step_time_s * 1e3
+    axes = [part.layout["xaxis"] for part in documents("study")[kind].parts if isinstance(part, Plot)]
+    over_step = [axis["range"] for axis in axes if axis["title"]["text"] == "time in the step, ms"]
+    assert over_step == [[0.0, pytest.approx(step_ms, rel=1e-4)]] * 2  # streams and memory
 
 
 def test_the_same_document_gives_the_same_bytes() -> None:

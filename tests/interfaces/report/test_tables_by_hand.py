@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace as Hand
 
 import pytest
-from printed_lines import crowded, joined, printed, words
+from printed_lines import blocks, crowded, joined, printed, words
 
 from forerun.answers.analysis.tables import KernelTime, ModuleTime, StreamTime
 from forerun.answers.profile.facts import ProfileFacts
@@ -243,6 +243,9 @@ def test_a_ranking_of_programs(bare):
         ["figures"], ["missing"],
     ])  # fmt: skip
     assert crowded(programs.print_programs, ranking(), 1) == []
+    assert [" ".join(line.split()[:3]) for line in blocks(programs.print_programs, ranking(), 1)] == [
+        "6 programs of", "step tok/s peak", "2 bins", "3 run out", "1 could not", "Best by time:", "figures",
+    ]  # fmt: skip
     record = programs.programs_record(ranking(), 1)
     assert record["counts"] == {"considered": 6, "refused": 1, "out_of_memory": 3, "ok": 2}
     assert record["runtime_histogram"] == [0.5, 1.5]
