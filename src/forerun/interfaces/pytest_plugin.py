@@ -15,11 +15,10 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from forerun.answers.analysis.predict_program import predict_program, read_program
 from forerun.answers.analysis.prediction import Prediction
@@ -31,6 +30,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import Cluster
 from forerun.interfaces.cli.numbers import memory_gib, share
 from forerun.interfaces.report.step_diff import print_diff
+from forerun.interfaces.report.terminal import printed_text
 from forerun.sources.trace.job import Job
 from forerun.sources.trace.launch import Limits
 from forerun.sources.trace.record import trace_job
@@ -108,9 +108,7 @@ def _git(folder: Path, *arguments: str) -> bytes:
 
 
 def _words(found: StepDiff, why: str) -> str:
-    text = StringIO()
-    print_diff(Console(file=text, width=_WIDTH, markup=False, highlight=False), found, _SHOWN)
-    return f"{why}\n{text.getvalue()}"
+    return f"{why}\n{printed_text(lambda out: print_diff(out, found, _SHOWN), _WIDTH)}"
 
 
 @pytest.fixture(scope="session")

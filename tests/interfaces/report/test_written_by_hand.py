@@ -18,9 +18,31 @@ from forerun.interfaces.report.in_notebook import document_html
 from forerun.interfaces.report.page import Document, Figures, Text
 from forerun.interfaces.report.page import Table as PageTable
 from forerun.interfaces.report.records import anchor_record, loop_record, plan_record
+from forerun.interfaces.report.terminal import console, printed_text
 from forerun.interfaces.report.written import cell, to_json, write_rows, write_table
 
 GIB, MIB = 2**30, 2**20
+
+# -- consoles ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_console_is_as_wide_as_its_terminal_and_has_a_width_of_its_own_without_one(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert (console().width, console(piped_width=160).width) == (70, 160)
+    console(piped_width=40).print("[bold]1.5 of <a>[/bold]", style="bold")
+    console(stderr=True).print("to stderr")
+    assert capsys.readouterr() == ("[bold]1.5 of <a>[/bold]\n", "to stderr\n")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert console(piped_width=160).width == 70
+
+
+@pytest.mark.parametrize("forced", ["", "1"])
+def test_text_is_what_a_console_prints_without_its_colours(forced, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", forced)
+    assert printed_text(lambda out: out.print("[red]a 1", style="bold red"), 80) == "[red]a 1\n"
+    assert printed_text(lambda out: out.print("abcdef"), 3) == "abc\ndef\n"
+
 
 # -- what is written ---------------------------------------------------------------------------------------------------
 

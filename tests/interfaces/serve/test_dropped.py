@@ -59,7 +59,9 @@ def drop(client: TestClient, files: dict[str, bytes], cluster: str = "h100-sxm",
     query = [("cluster", cluster), ("nodes", nodes)]
     for name, content in files.items():
         query += [("name", name), ("size", str(len(content)))]
-    return client.post("/api/files", params=query, content=b"".join(files.values()))
+    answer = client.post("/api/files", params=query, content=b"".join(files.values()))
+    assert "forerun-serve-" not in answer.text  # the server's own folder, into which it writes the files
+    return answer
 
 
 def words(document: dict[str, Any]) -> str:
@@ -98,13 +100,21 @@ def test_a_whole_run_is_simulated(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz"])
-def test_a_profile_shows_what_the_command_prints(client: TestClient, tmp_path: Path, name: str) -> None:
-    events = [host("aten::mm", 0, 10), launch(2, 4, 1), kernel("gemm", 8, 20, 1), host("ProfilerStep#1", 0, 40)]
-    path = write_profile(tmp_path / name, events)
+def test_a_profile_shows_what_the_commands_print(
+    client: TestClient, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Word for word: colours that the environment forces stay in the terminal, and brackets are no markup."""
+    work = kernel("gemm[bold]", 8, 20, 1)
+    path = write_profile(
+        tmp_path / name, [host("aten::mm", 0, 10), launch(2, 4, 1), work, host("ProfilerStep#1", 0, 40)]
+    )
+    told = [run_here(tmp_path, "profile", how, name).stdout for how in ("info", "analyze")]
+    monkeypatch.setenv("FORCE_COLOR", "1")
     answer = drop(client, {name: path.read_bytes()})
     assert answer.status_code == 200, answer.text
-    told = run_here(tmp_path, "profile", "info", name).stdout
-    assert told.split(": ", 1)[1].splitlines()[1].split() == answer.json()["parts"][1]["text"].splitlines()[1].split()
+    shown = [part["text"] for part in answer.json()["parts"] if part["type"] == "code"]
+    assert [text.split() for text in shown] == [text.split() for text in told]
+    assert "gemm[bold]" in shown[1]
 
 
 @pytest.mark.skipif(not (SHARED / "golden" / "stage").is_dir(), reason="no ../shared/golden/stage")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from forerun.astrasim.chakra.groups import read_comm_groups
@@ -19,6 +17,7 @@ from forerun.astrasim.chakra.jsonize import json_lines
 from forerun.astrasim.chakra.validate import LISTED
 from forerun.astrasim.chakra.validate import validate as check
 from forerun.interfaces.cli.exit_codes import FOUND_ERRORS
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.written import to_json
 
 PIPED_WIDTH = 160
@@ -67,7 +66,7 @@ def info(traces: Traces, ranks: Ranks = None, as_json: AsJson = False) -> None:
         ]
         print(to_json({"ranks": rows, "overall": total.record()}))
         return
-    out = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, markup=False, highlight=False)
+    out = console(piped_width=PIPED_WIDTH)
     table = Table("rank", "nodes", "operations", "tensor bytes", "collectives", "messages", "comm bytes", "path nodes")
     for one in by_rank:
         table.add_row(str(one.rank), *_figures(one.figures))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from forerun.answers.diff.changes import StepDiff, diff_steps
 from forerun.common.errors import ForerunError
@@ -18,6 +16,7 @@ from forerun.interfaces.cli.numbers import share
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, simulate_file
 from forerun.interfaces.report.step_diff import diff_record, print_diff
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.written import to_json
 
 _WIDTH = 150
@@ -84,6 +83,6 @@ def diff(
     if as_json:
         print(to_json(diff_record(found)))
     else:
-        print_diff(Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False), found, top)
+        print_diff(console(piped_width=_WIDTH), found, top)
     if code:
         raise typer.Exit(code)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from forerun.answers.profile.analyze import analyze as analyze_profiles
 from forerun.answers.profile.breakdown import NAMED_KERNELS
@@ -27,6 +25,7 @@ from forerun.interfaces.report.profile_tables import (
     print_import,
     write_analysis,
 )
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.written import to_json
 from forerun.sources.profile.link import link, read_packed_json
 from forerun.sources.profile.profile import STEP
@@ -48,7 +47,7 @@ def info(files: Files, as_json: AsJson = False) -> None:
     if as_json:
         print(to_json(facts_record(facts)))
     else:
-        print_facts(_console(), facts)
+        print_facts(console(piped_width=_WIDTH), facts)
 
 
 @profile.command("analyze")
@@ -75,7 +74,7 @@ def analyze(
     if as_json:
         print(to_json(analysis_record(found)))
     else:
-        print_analysis(_console(), found, top)
+        print_analysis(console(piped_width=_WIDTH), found, top)
 
 
 @profile.command("import")
@@ -96,7 +95,7 @@ def import_(
     if as_json:
         print(to_json(import_record(found, out)))
     else:
-        print_import(_console(), found, out)
+        print_import(console(piped_width=_WIDTH), found, out)
 
 
 @profile.command("link")
@@ -115,7 +114,3 @@ def link_(
 
 profile.command("compare")(compare_command)
 profile.command("memory")(memory_command)
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from forerun.answers.analysis.predict_program import predict_program, read_program
 from forerun.answers.analysis.reading import Simulation
@@ -40,6 +38,7 @@ from forerun.interfaces.report.comparison import (
 from forerun.interfaces.report.figures import seconds
 from forerun.interfaces.report.memory_snapshot import print_snapshot, snapshot_record
 from forerun.interfaces.report.page import write_page
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.written import to_json
 from forerun.sources.profile.memory_snapshot import read_memory_snapshot
 from forerun.sources.profile.read import read_profiles
@@ -178,7 +177,7 @@ def compare_command(
     if as_json:
         print(to_json(comparison_record(found) | told))
         return
-    out = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False)
+    out = console(piped_width=_WIDTH)
     print_comparison(out, found, shown.top)
     if told:
         again = told["corrected_step_s"]
@@ -213,7 +212,7 @@ def memory_command(
     if as_json:
         print(to_json(snapshot_record(found, prediction, top)))
     else:
-        out = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, highlight=False)
+        out = console(piped_width=_WIDTH)
         print_snapshot(out, found, prediction, top)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from forerun.answers.analysis.predict import predict
 from forerun.common.errors import ForerunError
@@ -22,6 +20,7 @@ from forerun.evidence.validation.hardware import Hardware
 from forerun.evidence.validation.rows import Measurement
 from forerun.evidence.validation.run import run
 from forerun.interfaces.report.progress import progress_bar
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.written import to_json
 from forerun.sources.trace.launch import Limits
 
@@ -73,5 +72,4 @@ class TracedOptions:
         elif self.markdown:
             print(markdown(results), end="")
         else:
-            width = None if sys.stdout.isatty() else _WIDTH
-            print_traced(results, Console(width=width, markup=False, highlight=False))
+            print_traced(results, console(piped_width=_WIDTH))

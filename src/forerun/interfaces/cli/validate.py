@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from forerun.answers.analysis.predict import predict
@@ -30,6 +28,7 @@ from forerun.evidence.validation.tables import print_report
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.traced_options import TracedOptions
 from forerun.interfaces.report.pictures_of_validation import write_validation_pictures
+from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.working import own_progress
 from forerun.interfaces.report.written import to_json
 
@@ -64,9 +63,7 @@ class OutputOptions:
             return
         if choice is not None:
             print(f"Judged after one measured step of the same source, device and model ({choice}), which is left out:")
-        width = None if sys.stdout.isatty() else PIPED_WIDTH
-        console = Console(width=width, markup=False, highlight=False)
-        print_report(report, console, worst=self.worst, verbose=self.verbose)
+        print_report(report, console(piped_width=PIPED_WIDTH), worst=self.worst, verbose=self.verbose)
 
 
 @grouped
@@ -115,7 +112,7 @@ def validate(
         return
     with (
         own_progress("validation"),
-        Progress(console=Console(stderr=True), transient=True, disable=output.as_json) as progress,
+        Progress(console=console(stderr=True), transient=True, disable=output.as_json) as progress,
     ):
         task = progress.add_task("predicting", total=len(rows))
         if choice is None:
@@ -146,15 +143,14 @@ def _rank(
     chosen = [row for row in rows if only is None or only in row.id or only in row.model]
     with (
         own_progress("validation"),
-        Progress(console=Console(stderr=True), transient=True, disable=output.as_json) as progress,
+        Progress(console=console(stderr=True), transient=True, disable=output.as_json) as progress,
     ):
         task = progress.add_task("searching", total=None)
         ranks = published_ranks(chosen, architectures, hosts, predict, lambda: progress.advance(task))
     if output.as_json:
         print(json.dumps(ranks_record(ranks), indent=2))
         return
-    width = None if sys.stdout.isatty() else PIPED_WIDTH
-    print_ranks(ranks, Console(width=width, markup=False, highlight=False))
+    print_ranks(ranks, console(piped_width=PIPED_WIDTH))
 
 
 def _choice(name: str) -> Choice:

@@ -6,16 +6,12 @@ meanwhile (`sealed`), and a file that names Python code is refused.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-from rich.console import Console
 
 from forerun.answers.analysis.communication import collective_times
 from forerun.answers.analysis.predict_program import predict_program, read_program
@@ -44,6 +40,7 @@ from forerun.interfaces.report.experiment_files import document_of
 from forerun.interfaces.report.job_schedules import schedules_document
 from forerun.interfaces.report.page import Code, Document, Heading
 from forerun.interfaces.report.profile_tables import print_analysis, print_facts
+from forerun.interfaces.report.terminal import printed_text
 from forerun.interfaces.serve.dropped_traces import case_document, is_trace, traces_document
 from forerun.interfaces.serve.sealed import sealed
 from forerun.sources.profile.read import read_profiles
@@ -52,8 +49,8 @@ MOST_FILES = 256
 _GPUS_OF_A_NODE = 8
 _RUNS = 20
 """runs of a whole run that the page simulates"""
-_WIDTH = 110
-"""columns of text that the commands print"""
+_WIDTH = 160
+"""columns of text, as of the commands that print it"""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _OF_JOBS, _OF_RUNS = ("nodes", "gpu_kinds"), ("gpus",)
 """keys of a file of jobs and of a file of a run"""
@@ -181,18 +178,12 @@ def _program(path: Path, cluster: str) -> Document:
 def _profile(paths: Sequence[Path]) -> Document:
     profiles = read_profiles(paths)
     names = " ".join(path.name for path in paths)
-    facts, found = [facts_of(one) for one in profiles], analyze(profiles)
+    facts = [replace(facts_of(one), path=Path(one.path).name) for one in profiles]
+    found = analyze(profiles)
     parts = (
         Heading("What the profile holds"),
-        Code(_printed(lambda out: print_facts(out, facts)), f"forerun profile info {names}"),
+        Code(printed_text(lambda out: print_facts(out, facts), _WIDTH), f"forerun profile info {names}"),
         Heading("Where the time goes"),
-        Code(_printed(lambda out: print_analysis(out, found, 15)), f"forerun profile analyze {names}"),
+        Code(printed_text(lambda out: print_analysis(out, found, 15), _WIDTH), f"forerun profile analyze {names}"),
     )
     return Document(f"Profile of {len(profiles)} rank{'s' if len(profiles) > 1 else ''}", names, parts)
-
-
-def _printed(show: Any) -> str:
-    """Returns what a command prints."""
-    text = io.StringIO()
-    show(Console(file=text, width=_WIDTH, markup=False, highlight=False, no_color=True))
-    return text.getvalue()
