@@ -6,10 +6,10 @@ package: `*` for `/`, `+` for `-`, a constant that is one too large, `<` for `<=
 out of time, and *survives* when all pass. Some survivors behave as the original does, so not every one of them shows
 that a test is missing.
 
-The tests run once to record which statements each of them runs. A mutant then meets only the tests that run its
-statement, the quickest first; one that stands where Python can't be watched (compiled code, or what runs when a module
-is imported) meets all tests of the package. A number for `--seed` picks other places; the same number picks the same
-ones.
+The tests run once to record which statements each of them runs, in processes of Python that it starts too. A mutant
+then meets only the tests that run its statement, the quickest first; one that stands where Python can't be watched
+(compiled code, or what runs when a module is imported) meets all tests of the package. A number for `--seed` picks
+other places; the same number picks the same ones.
 
 A run copies the package when it begins and reads the tests as it goes, so leave the tests alone while it runs. What
 numba compiles stays in build/mutants for the next run.
@@ -71,7 +71,8 @@ def tried(workshop: Workshop, name: str, tests: list[Path], number: int, seed: i
     picked = random.Random(seed).sample(mutants, min(number, len(mutants)))
     begin = time.monotonic()
     recorded = workshop.record(tests, PACKAGES / name)
-    print(f"{name}: {len(recorded)} tests recorded in {time.monotonic() - begin:.0f} s", flush=True)
+    print(f"{name}: {len(recorded)} tests recorded in {time.monotonic() - begin:.0f} s; ", end="")
+    print(f"{sum(test.is_unsure for test in recorded)} of them start what can't be watched", flush=True)
     killed = sum(is_killed(workshop, one, recorded) for one in sorted(picked, key=lambda one: (one.path, one.start)))
     share = killed / max(1, len(picked))
     return f"{name}, seed {seed}: {killed} of {len(picked)} killed ({share:.0%}); {len(mutants)} places in all"
@@ -94,7 +95,7 @@ def tests_for(mutant: Mutant, file: str, recorded: list[Recorded]) -> list[Recor
     def order(test: Recorded) -> tuple[bool, bool, float]:
         return line not in test.lines, all(name != file for name, _ in test.lines), test.seconds
 
-    may = [test for test in recorded if not mutant.place.watched or test.starts_process or line in test.lines]
+    may = [test for test in recorded if not mutant.place.watched or test.is_unsure or line in test.lines]
     return sorted(may, key=order)
 
 

@@ -30,6 +30,8 @@ SETTINGS = {"NUMBA_OPT": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1
 LEAST_LIMIT_S = 60.0
 LIMIT_FACTOR = 5.0
 """time limit of a run of tests over the time that they take on the original"""
+STARTED = Path(__file__).parent / "started"
+"""folder of the module that Python imports at the start of each process"""
 MOST_BYTES = 6 << 30
 """memory that a process of tests may hold, for a mutant can make a loop endless"""
 
@@ -53,9 +55,12 @@ class Workshop:
 
     def record(self, tests: list[Path], package: Path) -> list[Recorded]:
         """What each of `tests` runs in `package`, a folder or file under `root`."""
-        answer = self.answer(
-            lambda: recorded(tests, self.folder / package, (self.folder / package, self.root / "tests")), None
-        )
+        cached_in = (self.folder / package, self.root / "tests")
+        ran = self.folder / "ran"
+        shutil.rmtree(ran, ignore_errors=True)
+        os.environ["PYTHONPATH"] = f"{self.source}{os.pathsep}{STARTED}"
+        answer = self.answer(lambda: recorded(tests, Recorder(self.folder / package, cached_in, ran)), None)
+        os.environ["PYTHONPATH"] = str(self.source)
         if not isinstance(answer, tuple) or answer[0]:
             raise SystemExit(f"the tests fail without any mutant:\n{(self.folder / 'log').read_text()[-3000:]}")
         _, found, modules = answer
@@ -160,16 +165,15 @@ def run_tests(tests: list[Path], *plugins: object) -> int:
     return int(pytest.main([*OPTIONS, *map(str, tests)], plugins=list(plugins)))
 
 
-def recorded(tests: list[Path], watched: Path, cached_in: tuple[Path, ...]) -> tuple[int, list[Recorded], list[str]]:
-    """The exit status of `tests`, what each runs in `watched`, and the modules of other packages that they import."""
-    recorder = Recorder(watched, cached_in)
+def recorded(tests: list[Path], recorder: Recorder) -> tuple[int, list[Recorded], list[str]]:
+    """The exit status of `tests`, what each runs, and the modules of other packages that they import."""
     status = run_tests(tests, recorder)
     found = [
         Recorded(
             test.name,
             test.seconds,
             test.lines.union(*(lines for begins, lines in recorder.shared if test.name.startswith(begins))),
-            test.starts_process,
+            test.is_unsure,
         )
         for test in recorder.tests
     ]
