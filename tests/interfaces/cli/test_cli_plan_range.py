@@ -163,7 +163,6 @@ WRONG = [
     ((*ONE, "--heat", "tp,tp", "--pictures", "p"), "--heat tp,tp: expected two axes"),
     ((*ONE, "--heat", "tp,qq", "--pictures", "p"), "--heat tp,qq: unknown axis 'qq'"),
     ((*ONE, "--heat", "tp,cp", "--pictures", "p"), "--heat tp,cp: cp is fixed to 1"),
-    ((*ONE, "--pictures", "gone/p"), "gone/p: can't be written: there is no folder gone"),
     (("--gpus", "4,8", "--global-batch", "32", "--top", "3"), "--top is about one search"),
     (("--gpus", "4,8", "--global-batch", "32", "--why", "tp=2"), "--why is about one search"),
     (("--gpus", "4,8", "--global-batch", "32", "--heat", "tp,pp", "--pictures", "p"), "--heat is about one search"),

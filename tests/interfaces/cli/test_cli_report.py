@@ -8,7 +8,6 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import pytest
 from console_command import COMMAND
 from saved_programs import plan_of, program_of
 
@@ -75,15 +74,6 @@ def test_a_search_in_which_nothing_fits_has_a_page(forerun, tmp_path):
     done = forerun("plan", *SEARCH, *SMALL, "--memory-limit", "0.9", "--report", "plan.html")
     assert done.returncode == 3, done.stderr
     assert "Nothing fits in memory." in (tmp_path / "plan.html").read_text()
-
-
-@pytest.mark.parametrize("command", [("predict", *QUESTION), ("plan", *SEARCH)])
-@pytest.mark.parametrize(("path", "why"), [("gone/a.html", "there is no folder gone"), (".", "it is a folder")])
-def test_a_page_that_can_not_be_written_is_told_before_any_work(forerun, tmp_path, command, path, why):
-    done = forerun(*command, "--report", path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: {path}: can't be written: {why}\n"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_ranking_of_programs_has_no_page(forerun):

@@ -41,7 +41,7 @@ def test_a_store_changes_neither_tables_nor_files(tmp_path: Path, capsys: pytest
     ("arguments", "message"),
     [
         (["--store", "{folder}/none/plans.sqlite"], "plans.sqlite: can't be written: there is no folder"),
-        (["--store", "{folder}"], "{folder}: can't be read: it is a folder"),
+        (["--store", "{folder}"], "{folder}: can't be written: it is a folder"),
         (["--executor", "dask"], "executor must be local or ray, got 'dask'"),
         (["--ray-address", "10.0.0.1:6379"], "Ray address 10.0.0.1:6379 needs executor ray"),
     ],

@@ -30,7 +30,6 @@ from forerun.interfaces.cli import (
 from forerun.interfaces.cli.cluster import Nodes
 from forerun.interfaces.cli.exit_codes import LIMIT_REACHED, NOTHING_FITS, WORSE
 from forerun.interfaces.cli.experiment_source import EXAMPLES, SourceOptions
-from forerun.interfaces.cli.report_option import check_output
 
 # -- clusters, traces, stages, differences -----------------------------------------------------------------------------
 
@@ -239,15 +238,6 @@ def test_signals_end_the_process_with_their_code():
     assert (process.Ended(signal.SIGTERM).code, str(process.Ended(signal.SIGHUP))) == (143, "ended by SIGHUP")
     with pytest.raises(process.Ended):
         process._end(signal.SIGTERM, None)
-
-
-def test_files_that_can_not_be_written_are_told_before_any_work(tmp_path):
-    check_output(None)
-    check_output(tmp_path / "new.csv")
-    with pytest.raises(ForerunError, match="there is no folder"):
-        check_output(tmp_path / "no/new.csv")
-    with pytest.raises(ForerunError, match="it is a folder"):
-        check_output(tmp_path)
 
 
 # -- completion --------------------------------------------------------------------------------------------------------

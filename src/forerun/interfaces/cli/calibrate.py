@@ -14,6 +14,7 @@ from forerun.describe.cluster.catalog import load_cluster
 from forerun.evidence.measure.calibrate import calibrate as fit
 from forerun.evidence.measure.nccl_tests import network_csv
 from forerun.evidence.measure.samples import network_times, of_source, read_samples, read_tables
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.report.calibration_table import calibration_record, print_calibration
 from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.written import to_json
@@ -35,9 +36,9 @@ def calibrate(
     source: Annotated[
         str | None, typer.Option(help="Where the measurements come from, for the profile to say.")
     ] = None,
-    profile_out: Annotated[Path | None, typer.Option(help="Write the profile to this YAML file.")] = None,
+    profile_out: Annotated[Path | None, output_option(help="Write the profile to this YAML file.")] = None,
     network_out: Annotated[
-        Path | None, typer.Option(help="Write the collectives of --network to this CSV file, for --network-profile.")
+        Path | None, output_option(help="Write the collectives of --network to this CSV file, for --network-profile.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:

@@ -18,8 +18,9 @@ from forerun.answers.jobs.shares import SHARES, shares
 from forerun.answers.jobs.unlike_description import UnlikeRequest
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import given, grouped
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.program_options import AsJson
-from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
+from forerun.interfaces.cli.report_option import Report, typed
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.job_schedules import (
     job_rows,
@@ -95,7 +96,7 @@ def cluster(
         Path, typer.Argument(metavar="FILE", help="A YAML file of a cluster and its jobs, or a trace of jobs in CSV.")
     ],
     nodes: Nodes,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a row for each job and policy here.")] = None,
+    csv: Annotated[Path | None, output_option(help="Write a row for each job and policy here.")] = None,
     report: Report = None,
     pictures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the plots of the page into this folder, as PNG files.")
@@ -103,8 +104,6 @@ def cluster(
     as_json: AsJson = False,
 ) -> None:
     """Schedule many jobs on one cluster: completion times, waiting and use of GPUs under each policy."""
-    check_report(report)
-    check_output(csv)
     if pictures is not None and not drawing_is_possible():
         raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
     asked = nodes.of_trace(source) if source.suffix == ".csv" else read_cluster(source)

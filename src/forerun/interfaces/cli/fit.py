@@ -17,6 +17,7 @@ from forerun.evidence.fitting.steps import StepTimes, steps_of
 from forerun.evidence.fitting.write import write_constants
 from forerun.evidence.validation.hardware import read_hardware
 from forerun.evidence.validation.rows import read_measurements
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.report.step_fit_table import Anchored, print_step_fit, step_fit_csv, step_fit_record
 from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.working import own_progress
@@ -40,7 +41,7 @@ def fit(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write measured and predicted times, row by row, to this CSV.")
+        Path | None, output_option(help="Write measured and predicted times, row by row, to this CSV.")
     ] = None,
     write: Annotated[bool, typer.Option("--write", help="Put the fitted constants into Forerun's files.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,

@@ -13,7 +13,7 @@ from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
 from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.option_groups import grouped
-from forerun.interfaces.cli.report_option import check_output
+from forerun.interfaces.cli.output_option import check_output
 from forerun.interfaces.starts import GOALS, Question, start_of
 
 _DEFAULTS = {"model": "llama-3.1-8b", "cluster": "h100-sxm", "gpus": "64", "goal": "plan"}
@@ -37,11 +37,12 @@ class Answers:
 @grouped
 def init(
     answers: Answers,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")] = Path("forerun.yaml"),
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.", callback=check_output)] = Path(
+        "forerun.yaml"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Replace the file where it is there.")] = False,
 ) -> None:
     """Ask for model, cluster, GPUs and goal, and write a YAML file that a command takes."""
-    check_output(path)
     if path.exists() and not force:
         raise ForerunError(f"{path}: is there already; --force replaces it, or give another name")
     asks = sys.stdin.isatty()

@@ -28,6 +28,7 @@ from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.launch_option import LaunchOptions
 from forerun.interfaces.cli.numbers import memory_left, whole_numbers
 from forerun.interfaces.cli.option_groups import given
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.plan_options import parse, with_plan_options
 from forerun.interfaces.cli.plan_search import TOP, Question, Shown, range_of_searches, single_search
 from forerun.interfaces.cli.program_options import Conditions, refuse
@@ -138,9 +139,7 @@ class WorkOptions:
     ] = None
     store: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="Keep every simulated plan in this file; the same command later continues from it."
-        ),
+        output_option(help="Keep every simulated plan in this file; the same command later continues from it."),
     ] = None
 
     def n_workers(self) -> int | None:
@@ -169,9 +168,6 @@ def plan(
     -1 for the rest; --compile true,false). Compilation and the framework are tried where no option fixes them. With
     --programs, ranks saved programs instead. Exits with 3 if nothing fits.
     """
-    for file in (shown.csv, work.store, shown.pictures):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise ForerunError(f"{file}: can't be written: there is no folder {file.parent}; make it")
     described = subject.model is not None or subject.recipe is not None
     if described == (subject.programs is not None):
         both = f"give {'a model' if subject.model else '--recipe'} or --programs, not both"

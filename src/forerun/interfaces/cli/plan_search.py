@@ -31,8 +31,9 @@ from forerun.describe.plan.plan import Plan
 from forerun.evidence.fitting.anchor import best_anchor
 from forerun.interfaces.cli.anchor_option import SuggestAnchor
 from forerun.interfaces.cli.launch_option import LaunchOptions
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.plan_options import plan_asked_about
-from forerun.interfaces.cli.report_option import Report, check_report
+from forerun.interfaces.cli.report_option import Report
 from forerun.interfaces.report.documents import MAPS, InDetail
 from forerun.interfaces.report.documents_of_searches import search_document
 from forerun.interfaces.report.drawing import drawing_is_possible
@@ -99,7 +100,7 @@ class Shown:
     suggest_anchor: SuggestAnchor = False
     csv: Annotated[
         Path | None,
-        typer.Option(help="Write every possible plan to this CSV file; of a range, the best of each search."),
+        output_option(help="Write every possible plan to this CSV file; of a range, the best of each search."),
     ] = None
     report: Report = None
     pictures: Annotated[
@@ -123,7 +124,6 @@ class Shown:
 
     def check(self) -> None:
         """Raise ForerunError for what can't be written after all the work."""
-        check_report(self.report)
         if self.pictures is not None and not drawing_is_possible():
             raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
         if self.heat and not (self.report or self.pictures):

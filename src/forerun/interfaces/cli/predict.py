@@ -40,10 +40,11 @@ from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.launch_option import LaunchOptions
 from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.option_groups import given
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.plan_options import parse, with_plan_options
 from forerun.interfaces.cli.post_training_options import PostTrainingOptions
 from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, refuse, simulate_file
-from forerun.interfaces.cli.report_option import Report, check_report, typed
+from forerun.interfaces.cli.report_option import Report, typed
 from forerun.interfaces.report.allocation import allocation_record, print_allocation
 from forerun.interfaces.report.compression import compression_record, print_compression
 from forerun.interfaces.report.console import print_prediction
@@ -114,15 +115,15 @@ class Subject:
 class Written:
     """Says what is shown of a prediction, and which files it is written to."""
 
-    trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace, packed for .gz.")] = (
-        None
-    )
+    trace: Annotated[
+        Path | None, output_option(help="Write the step as a Perfetto / Chrome trace, packed for .gz.")
+    ] = None
     chakra: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the step as Chakra traces, one for each rank.")
     ] = None
     memory_snapshot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the fullest rank's memory as a PyTorch snapshot (memory_viz)."),
+        output_option(help="Write the fullest rank's memory as a PyTorch snapshot (memory_viz)."),
     ] = None
     allocator: Annotated[
         str | None,
@@ -207,7 +208,6 @@ def predict(
         raise ForerunError("predict: give a model or --program, not both")
     if model is None and program is None and subject.recipe is None:
         raise ForerunError("predict: give a model, a saved program with --program, or a tool's file with --recipe")
-    check_report(shown.report)
     launch.check()
     stages = post.around()
     settings = None if shown.allocator is None else AllocatorSettings.parse(shown.own_settings)

@@ -15,6 +15,7 @@ from forerun.answers.profile.facts import facts_of
 from forerun.answers.profile.imported import import_step
 from forerun.common.files import whole_file
 from forerun.core.program.storage import save
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.profile_compare import compare_command, memory_command
 from forerun.interfaces.report.profile_tables import (
     analysis_record,
@@ -80,7 +81,7 @@ def analyze(
 @profile.command("import")
 def import_(
     files: Files,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the program here.")],
+    out: Annotated[Path, output_option("--out", "-o", help="Write the program here.")],
     step: Annotated[
         int | None, typer.Option(min=0, help="Number of the profiler's step; by default that of the median time.")
     ] = None,
@@ -102,7 +103,7 @@ def import_(
 def link_(
     file: Annotated[Path, typer.Argument(metavar="PROFILE", help="File of PyTorch's profiler.")],
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Execution trace of the same run (JSON).")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Write the linked profile here, as JSON.")],
+    out: Annotated[Path, output_option("--out", "-o", help="Write the linked profile here, as JSON.")],
 ) -> None:
     """Add what PyTorch's execution trace says of operators and collectives to a profile, for import and compare."""
     linked = link(read_packed_json(file), read_packed_json(trace), f"{file}, {trace}")

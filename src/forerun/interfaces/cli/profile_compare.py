@@ -25,9 +25,10 @@ from forerun.describe.cluster.types import Cluster, KernelRates
 from forerun.describe.model.catalog import load_any
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.plan.complete import LAYERED, complete_plan
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.plan_options import parse, with_plan_options
 from forerun.interfaces.cli.program_options import AsJson, Conditions, refuse
-from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
+from forerun.interfaces.cli.report_option import Report, typed
 from forerun.interfaces.report.comparison import (
     comparison_document,
     comparison_record,
@@ -98,14 +99,12 @@ class OfProfile:
 class CorrectingFiles:
     """Says where the files go that correct the next prediction."""
 
-    anchor_out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the measured step and its rates for --anchor.")
-    ] = None
+    anchor_out: Annotated[Path | None, output_option(help="Write the measured step and its rates for --anchor.")] = None
     kernel_profile_out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write measured times of kernels for --kernel-profile.")
+        Path | None, output_option(help="Write measured times of kernels for --kernel-profile.")
     ] = None
     network_profile_out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write measured times of collectives for --network-profile.")
+        Path | None, output_option(help="Write measured times of collectives for --network-profile.")
     ] = None
 
     @property
@@ -160,9 +159,6 @@ def compare_command(
     """Say where a profiled step differs from its prediction, and write what corrects the prediction."""
     if other.n_given != 1:
         raise ForerunError(f"profile compare: give one of {_PREDICTIONS}")
-    check_report(report)
-    for place in correcting.places:
-        check_output(place)
     imported = import_step(read_profiles(files), shown.step, shown.device)
     named = other.cluster or imported.device
     if not named:

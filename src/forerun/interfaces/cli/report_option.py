@@ -9,31 +9,15 @@ from typing import Annotated
 
 import typer
 
-from forerun.common.errors import ForerunError
+from forerun.interfaces.cli.output_option import output_option
 
 NAME = "--report"
 _PLACES = (NAME, "--out", "--pictures", "--launch", "--launch-out")
 """options that name output files and change nothing in the page"""
 Report = Annotated[
     Path | None,
-    typer.Option(NAME, metavar="FILE", help="Write a page of figures, plots and what-if to this HTML file."),
+    output_option(NAME, help="Write a page of figures, plots and what-if to this HTML file."),
 ]
-
-
-def check_report(path: Path | None) -> None:
-    """Raise ForerunError for a page that could not be written after all the work."""
-    if path is not None:
-        check_output(path)
-
-
-def check_output(path: Path | None) -> None:
-    """Raise ForerunError for a file that could not be written after all the work."""
-    if path is None:
-        return
-    if not path.absolute().parent.is_dir():
-        raise ForerunError(f"{path}: can't be written: there is no folder {path.parent}")
-    if path.is_dir():
-        raise ForerunError(f"{path}: can't be written: it is a folder")
 
 
 def typed(context: typer.Context) -> str:

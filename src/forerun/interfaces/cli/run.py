@@ -16,8 +16,9 @@ from forerun.answers.goodput.study import RunStudy, by_time_to_train, study_run
 from forerun.answers.goodput.walk import walk
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.program_options import AsJson
-from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
+from forerun.interfaces.cli.report_option import Report, typed
 from forerun.interfaces.report.document_of_whole_run import whole_run_document, whole_run_pictures
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.page import write_page
@@ -36,7 +37,7 @@ class Draws:
     seed: Annotated[int, typer.Option(min=0, help="Random numbers; the same seed gives the same runs.")] = 0
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")] = None
     store: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep simulated runs here; the same command goes on from there.")
+        Path | None, output_option(help="Keep simulated runs here; the same command goes on from there.")
     ] = None
     executor: Annotated[str, typer.Option(metavar="local|ray", help="Simulate in processes here, or on Ray.")] = "local"
     ray_address: Annotated[
@@ -69,14 +70,11 @@ def run(
     pictures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the plots of the page into this folder, as PNG files.")
     ] = None,
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a row for each run to this CSV file.")] = None,
+    csv: Annotated[Path | None, output_option(help="Write a row for each run to this CSV file.")] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict a run of days or weeks: goodput, time to train, failures, and what would improve it."""
-    check_report(report)
-    check_output(csv)
-    check_output(draws.store)
     if pictures is not None and not drawing_is_possible():
         raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
     request = load_run(source)

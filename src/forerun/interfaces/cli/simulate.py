@@ -11,6 +11,7 @@ from forerun.common.errors import ForerunError
 from forerun.core.program.types import Program
 from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.program_options import AsJson, ClusterOption, Conditions, simulate_file
 from forerun.interfaces.report.perfetto import write_trace
 from forerun.interfaces.report.terminal import console
@@ -39,7 +40,7 @@ def simulate(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many kernels and modules to list.")] = 20,
     depth: Annotated[int, typer.Option(min=1, help="Parts of a module's path to tell apart.")] = 2,
-    trace: Annotated[Path | None, typer.Option(help="Write the step as a Perfetto / Chrome trace.")] = None,
+    trace: Annotated[Path | None, output_option(help="Write the step as a Perfetto / Chrome trace.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a saved program: its kernels, streams and modules by time."""

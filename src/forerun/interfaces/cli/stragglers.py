@@ -9,8 +9,9 @@ import typer
 
 from forerun.answers.stragglers.recorded_steps import read_steps
 from forerun.answers.stragglers.study import straggler_costs
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.program_options import AsJson
-from forerun.interfaces.cli.report_option import Report, check_output, check_report, typed
+from forerun.interfaces.cli.report_option import Report, typed
 from forerun.interfaces.report.page import write_page
 from forerun.interfaces.report.straggler_costs import costs_document, costs_record, print_costs, step_rows
 from forerun.interfaces.report.terminal import console
@@ -22,13 +23,11 @@ def stragglers(
     trace: Annotated[
         Path, typer.Argument(metavar="FILE", help="A Parquet file with a row for each operation of each rank and step.")
     ],
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a row for each step here.")] = None,
+    csv: Annotated[Path | None, output_option(help="Write a row for each step here.")] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
     """Replay recorded steps of a pipelined job, and say which operations, stages and ranks slow it, and by how much."""
-    check_report(report)
-    check_output(csv)
     costs = straggler_costs(read_steps(trace))
     if csv is not None:
         write_rows(csv, step_rows(costs))

@@ -10,6 +10,7 @@ import typer
 
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.output_option import check_output
 from forerun.interfaces.report.progress import progress_bar
 from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.trace_summary import print_trace
@@ -111,6 +112,8 @@ def trace(
     The script runs unmodified, as torchrun would start it, in a process of its own where 'cuda' tensors have no data.
     What it did becomes a Program for forerun predict --program.
     """
+    if plans is None:
+        check_output(output)
     job, limits = _job(script, run), Limits(limited.time_limit, limited.host_memory_limit)
     if plans is not None:
         if output is None:

@@ -26,6 +26,7 @@ from forerun.evidence.validation.rows import Measurement, read_measurements
 from forerun.evidence.validation.run import RowResult, run, write_predictions
 from forerun.evidence.validation.tables import print_report
 from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.traced_options import TracedOptions
 from forerun.interfaces.report.pictures_of_validation import write_validation_pictures
 from forerun.interfaces.report.terminal import console
@@ -40,7 +41,7 @@ PIPED_WIDTH = 160
 class OutputOptions:
     """Says which files `validate` writes, and in which form it prints."""
 
-    out: Annotated[Path | None, typer.Option(help="Write one prediction per row to this CSV file.")] = None
+    out: Annotated[Path | None, output_option(help="Write one prediction per row to this CSV file.")] = None
     plots: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Draw predicted against measured, and the errors, as PNG files."),
