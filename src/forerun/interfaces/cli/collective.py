@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from io import TextIOWrapper
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -74,8 +74,12 @@ class SizeOptions:
             if self.first is None or self.last is None:
                 raise ForerunError("--from and --to: give both for a range of sizes")
             low, high = parse_bytes(self.first), parse_bytes(self.last)
-            every = (round(low * self.factor**k) for k in range(_MOST_SIZES))
-            sizes += dict.fromkeys(takewhile(lambda size: size <= high, every))
+            every = takewhile(lambda size: size < high + 0.5, (low * self.factor**k for k in count()))
+            range_of_sizes = dict.fromkeys(map(round, every))
+            if len(range_of_sizes) > _MOST_SIZES:
+                told = f"{len(range_of_sizes):,} sizes; at most {_MOST_SIZES:,} are simulated"
+                raise ForerunError(f"--from {self.first} --to {self.last}: {told}, give a larger --factor")
+            sizes += range_of_sizes
         if not sizes:
             raise ForerunError("collective: no sizes are given; give --bytes 64MiB, or --from 1KiB --to 1GiB")
         return sizes

@@ -5,7 +5,7 @@ FOUND_ERRORS = 1
 BAD_INPUT = 2
 """one line on stderr says what"""
 NOTHING_FITS = 3
-"""`plan` found nothing that fits, or `predict --must-fit` a plan or program that does not"""
+"""`plan`, `dse` or `experiment scale` found nothing that fits, or another command with --must-fit what does not"""
 WORSE = 4
 """`diff` found the changed program slower or larger than --max-slowdown or --max-growth allow"""
 LIMIT_REACHED = 5

@@ -104,8 +104,9 @@ def run_command(
 ) -> None:
     """Simulate a run: time, memory, bottlenecks, what would help, cost."""
     choice = source.chosen()
-    if history and (choice.nodes or choice.patterns):
-        raise ForerunError("--history: it goes with a run only; leave it out of a scaling study or a comparison")
+    if (history or must_fit) and (choice.nodes or choice.patterns):
+        name = "--history" if history else "--must-fit"
+        raise ForerunError(f"{name}: it goes with a run only; leave it out of a scaling study or a comparison")
     if history and out is None:
         raise ForerunError("--history: give --out too, the folder to write it to")
     request = _request(choice.source, settings)

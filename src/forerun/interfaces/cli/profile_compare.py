@@ -199,7 +199,9 @@ def memory_command(
     if given and other.cluster is None:
         raise ForerunError("profile memory: name the cluster of the prediction with --cluster")
     if not given:
-        refuse({**fields, "plan_file": plan_file, "cluster": other.cluster}, "only with --model, --program or --script")
+        sizes = {"gpus": other.gpus, "seq_len": other.seq_len, "global_batch": other.global_batch}
+        asked = {**fields, "plan_file": plan_file, "cluster": other.cluster, **sizes}
+        refuse(asked, "only with --model, --program or --script")
     found = read_memory_snapshot(file)
     prediction = None
     if other.cluster is not None:

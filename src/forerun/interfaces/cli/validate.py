@@ -25,6 +25,7 @@ from forerun.evidence.validation.report import Report, build_report
 from forerun.evidence.validation.rows import Measurement, read_measurements
 from forerun.evidence.validation.run import RowResult, run, write_predictions
 from forerun.evidence.validation.tables import print_report
+from forerun.interfaces.cli.exit_codes import FOUND_ERRORS
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.traced_options import TracedOptions
@@ -130,7 +131,7 @@ def validate(
         report["anchors"] = choice
     output.show(report, choice)
     if report["rows"]["faults"]:
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND_ERRORS)
 
 
 def _rank(

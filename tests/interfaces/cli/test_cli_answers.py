@@ -1,0 +1,102 @@
+"""What commands do with their answers, which stand-ins give here: exit codes, what is printed, what work is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace as Hand
+
+import pytest
+from command_here import run_here
+
+from forerun.common.errors import ForerunError
+from forerun.interfaces.cli import dse, experiment, measure_step, plan, validate
+from forerun.interfaces.cli.collective import SizeOptions
+
+
+def stand_in(monkeypatch, module, **answers):
+    """Has functions of a command's module return these answers."""
+    for name, answer in answers.items():
+        monkeypatch.setattr(module, name, lambda *_, answer=answer, **__: answer)
+
+
+def of_plans(fits):
+    ranking = Hand(fitting=[1] if fits else [])
+    return plan, {"rank_programs": ranking, "programs_record": {}}, ("plan", "--programs", ".", "--cluster", "h100-sxm")
+
+
+def of_points(fits):
+    pairs = [Hand(ranked_within_limit=each, workload="w", system="s") for each in ([], ["point"] if fits else [])]
+    answers = {"read_exploration": None, "explore": Hand(pairs=pairs), "exploration_record": {}}
+    return dse, answers, ("dse", "x.yaml", "--out", "folder", "--no-plot")
+
+
+def of_a_run(fits):
+    answers = {"run": Hand(prediction=Hand(fits=fits)), "_request": None, "_show": None}
+    return experiment, answers, ("experiment", "run", "x.yaml", "--must-fit", "--no-analysis")
+
+
+def of_a_scale(fits):
+    points = [Hand(fits=False), Hand(fits=fits)]
+    answers = {"scale": Hand(points=points), "_request": None, "_finish": None}
+    return experiment, answers, ("experiment", "scale", "x.yaml", "--nodes", "1")
+
+
+def of_rows(good):
+    report = {"rows": {"faults": 0 if good else 1}}
+    answers = {
+        "read_measurements": [], "load_architectures": {}, "read_hardware": {}, "run": ["row"], "build_report": report,
+    }  # fmt: skip
+    return validate, answers, ("validate", "x.csv", "--models", "m", "--hardware", "h")
+
+
+@pytest.mark.parametrize("kind", [of_plans, of_points, of_a_run, of_a_scale, of_rows])
+@pytest.mark.parametrize("is_good", [True, False])
+def test_the_exit_code_says_what_was_found(kind, is_good, monkeypatch, tmp_path):
+    module, answers, words = kind(is_good)
+    stand_in(monkeypatch, module, **answers)
+    done = run_here(tmp_path, *words, "--json")
+    assert (done.returncode, done.stderr) == (0 if is_good else 1 if kind is of_rows else 3, "")
+
+
+def test_a_script_is_measured_or_traced_with_its_own_arguments(monkeypatch, tmp_path):
+    jobs, runs = [], []
+    (tmp_path / "train.py").write_text("")
+    stand_in(monkeypatch, measure_step, predict_program=Hand(prediction=None), figures=[], step_record={})
+    monkeypatch.setattr(measure_step, "trace_job", lambda job, limits: (jobs.append(job), (None, 0.0))[1])
+    on_gpu = Hand(measure_step=lambda *asked: runs.append(asked))
+    monkeypatch.setattr(measure_step, "import_module", lambda name: on_gpu)
+    command = ("measure", "step", "train.py", "--cluster", "h100-sxm", "--json")
+    for has_gpu, more in ((False, ()), (True, ("--world-size", "16", "--", "--layers", "4"))):
+        stand_in(monkeypatch, measure_step, _has_gpu=has_gpu)
+        assert run_here(tmp_path, *command, *more).returncode == 0
+    first, second = jobs
+    assert (first.target, first.arguments, first.world_size, first.gpus_per_node) == ("train.py", (), 1, 8)
+    assert (second.arguments, second.world_size) == (("--layers", "4"), 16)
+    assert runs == [("train.py", ["--layers", "4"], 3, 10)]
+    monkeypatch.setenv("RANK", "1")  # only the first rank of torchrun predicts and prints
+    assert run_here(tmp_path, *command).stdout == ""
+    assert len(jobs) == 2
+
+
+def test_a_range_of_sizes_ends_with_its_last_one_or_is_refused():
+    assert SizeOptions(first="1", last="10", factor=1.01).bytes() == list(range(1, 11))
+    assert SizeOptions(first="1KiB", last="1MiB", factor=float("inf")).bytes() == [1024]
+    assert SizeOptions(["3B"], "1KiB", "4KiB").bytes() == [3, 1024, 2048, 4096]
+    thousand = SizeOptions(first="1", last="1000", factor=1.0005).bytes()
+    assert thousand == list(range(1, 1001))
+    with pytest.raises(ForerunError, match="--from 1 --to 1001: 1,001 sizes; at most 1,000 are simulated"):
+        SizeOptions(first="1", last="1001", factor=1.0005).bytes()
+
+
+def test_options_that_would_change_nothing_are_refused(tmp_path):
+    memory = ("profile", "memory", "x.pickle")
+    for words, told in (
+        ((*memory, "--seq-len", "8"), "--seq-len: only with --model, --program or --script"),
+        ((*memory, "--tp", "2", "--cluster", "h100-sxm"), "--tp, --cluster: only with"),
+        ((*memory, "--model", "gpt2-small"), "profile memory: name the cluster of the prediction with --cluster"),
+        ((*memory, "--model", "gpt2-small", "--program", "x.program"), "profile memory: give only one of"),
+        (("profile", "compare", "x.json"), "profile compare: give one of"),
+        (("experiment", "run", "--example", "1", "--scaling", "--must-fit"), "--must-fit: it goes with a run only"),
+    ):
+        done = run_here(tmp_path, *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: {told}"), done.stderr
