@@ -8,7 +8,7 @@ import pytest
 from command_here import run_here
 
 from forerun.common.errors import ForerunError
-from forerun.interfaces.cli import dse, experiment, measure_step, plan, validate
+from forerun.interfaces.cli import dse, experiment, measure_step, plan, profile_compare, validate
 from forerun.interfaces.cli.collective import SizeOptions
 
 
@@ -87,13 +87,16 @@ def test_a_range_of_sizes_ends_with_its_last_one_or_is_refused():
         SizeOptions(first="1", last="1001", factor=1.0005).bytes()
 
 
-def test_options_that_would_change_nothing_are_refused(tmp_path):
+def test_options_that_would_change_nothing_are_refused(tmp_path, monkeypatch):
+    stand_in(monkeypatch, profile_compare, read_memory_snapshot=None)
     memory = ("profile", "memory", "x.pickle")
     for words, told in (
         ((*memory, "--seq-len", "8"), "--seq-len: only with --model, --program or --script"),
         ((*memory, "--tp", "2", "--cluster", "h100-sxm"), "--tp, --cluster: only with"),
         ((*memory, "--model", "gpt2-small"), "profile memory: name the cluster of the prediction with --cluster"),
         ((*memory, "--model", "gpt2-small", "--program", "x.program"), "profile memory: give only one of"),
+        ((*memory, "--program", "p", "--cluster", "h100-sxm", "--seq-len", "8"), "--seq-len: a saved program has its"),
+        ((*memory, "--script", "s", "--cluster", "h100-sxm", "--tp", "8"), "--tp: a script has its own plan"),
         (("profile", "compare", "x.json"), "profile compare: give one of"),
         (("experiment", "run", "--example", "1", "--scaling", "--must-fit"), "--must-fit: it goes with a run only"),
     ):

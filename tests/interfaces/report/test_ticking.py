@@ -146,3 +146,9 @@ def test_a_progress_bar_is_drawn_every_sixteen_steps_and_at_the_end(monkeypatch)
         (True, False, True), ["searching"], (task, 16, 34, True), (task, 32, 34, True), (task, 34, 34, True), "closed",
     ]  # fmt: skip
     assert working._silenced == []
+    drawn.clear()
+    with progress.counting_bar("predicting", 3) as one_more:
+        one_more("a result")
+        one_more()
+    task = ("predicting", None)
+    assert drawn[2:] == [(task, 1, 3, True), (task, 2, 3, True), "closed"]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
 from forerun.common.files import whole_file
 from forerun.describe.model.architecture_table import load_architectures
@@ -18,9 +17,9 @@ from forerun.evidence.fitting.write import write_constants
 from forerun.evidence.validation.hardware import read_hardware
 from forerun.evidence.validation.rows import read_measurements
 from forerun.interfaces.cli.output_option import output_option
+from forerun.interfaces.report.progress import counting_bar
 from forerun.interfaces.report.step_fit_table import Anchored, print_step_fit, step_fit_csv, step_fit_record
 from forerun.interfaces.report.terminal import console
-from forerun.interfaces.report.working import own_progress
 from forerun.interfaces.report.written import finite, to_json
 
 PREDICTED_TIERS = "B"
@@ -56,9 +55,8 @@ def fit(
     rows = [row for path in measurements for row in read_measurements(path)]
     further = PREDICTED_TIERS if sources else ""
     steps = steps_of(rows, load_architectures(models), read_hardware(hardware), registry, further)
-    with own_progress("fitting"), Progress(console=console(stderr=True), transient=True, disable=as_json) as bar:
-        task = bar.add_task(f"predicting {len(steps)} steps under many constants", total=None)
-        times = StepTimes(steps, registry, lambda: bar.advance(task))
+    with counting_bar(f"predicting {len(steps)} steps under many constants") as advance:
+        times = StepTimes(steps, registry, advance)
         found = StepFit(times)
         anchored, by_source = None, None
         if leave_out == "family":

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
 from forerun.common.errors import ForerunError
 from forerun.evidence.measure.bench_kernels import Sizes, kernel_cases
@@ -21,8 +20,7 @@ from forerun.evidence.measure.microbench import (
     write_network,
 )
 from forerun.interfaces.cli.measure_step import step
-from forerun.interfaces.report.terminal import console
-from forerun.interfaces.report.working import own_progress
+from forerun.interfaces.report.progress import progress_bar
 
 measure = typer.Typer(invoke_without_command=True)
 measure.command("step", short_help="Measure a script's step beside its prediction.")(step)
@@ -57,9 +55,8 @@ def kernels(
         return
     sizes = Sizes()
     total = sum(1 for _ in kernel_cases(sizes, torch, timer.device))
-    with own_progress("measuring"), Progress(console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=total)
-        kernels = measure_kernels(timer, torch, sizes, lambda done: progress.update(task, completed=done))
+    with progress_bar("measuring", refresh_every=1) as advance:
+        kernels = measure_kernels(timer, torch, sizes, lambda done: advance(done, total))
     print(f"wrote {write_kernels(out, kernels, machine_words(torch, timer))}: {len(kernels.rows):,} kernels")
     print(f"the host takes {kernels.issue_us:.2f} us to issue an eager kernel (issue_us of a software stack)")
     for line in kernels.failed:

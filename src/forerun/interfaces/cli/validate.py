@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
 
 from forerun.answers.analysis.predict import predict
 from forerun.common.errors import ForerunError
@@ -30,8 +29,8 @@ from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.traced_options import TracedOptions
 from forerun.interfaces.report.pictures_of_validation import write_validation_pictures
+from forerun.interfaces.report.progress import counting_bar
 from forerun.interfaces.report.terminal import console
-from forerun.interfaces.report.working import own_progress
 from forerun.interfaces.report.written import to_json
 
 PIPED_WIDTH = 160
@@ -112,19 +111,15 @@ def validate(
     if traced.traced:
         traced.judge(rows, architectures, hosts, output.as_json)
         return
-    with (
-        own_progress("validation"),
-        Progress(console=console(stderr=True), transient=True, disable=output.as_json) as progress,
-    ):
-        task = progress.add_task("predicting", total=len(rows))
+    with counting_bar("predicting", len(rows)) as advance:
         if choice is None:
-            results = run(rows, architectures, hosts, predict, lambda result: progress.advance(task))
+            results = run(rows, architectures, hosts, predict, advance)
         else:
-            results = run_with_anchors(
-                rows, architectures, hosts, predict, choice, lambda result: progress.advance(task)
-            )
+            results = run_with_anchors(rows, architectures, hosts, predict, choice, advance)
     if not results:
-        raise ForerunError(f"--with-anchor: {tables} has no two rows of the same source, device and model")
+        raise ForerunError(
+            f"--with-anchor: {tables} has no two rows of the same source, device and model; leave it out"
+        )
     output.write(results)
     report = build_report(results, None if apart is None else judge_left_out(results, apart))
     if choice is not None:
@@ -143,12 +138,8 @@ def _rank(
 ) -> None:
     """Finds and prints the ranks of measured plans."""
     chosen = [row for row in rows if only is None or only in row.id or only in row.model]
-    with (
-        own_progress("validation"),
-        Progress(console=console(stderr=True), transient=True, disable=output.as_json) as progress,
-    ):
-        task = progress.add_task("searching", total=None)
-        ranks = published_ranks(chosen, architectures, hosts, predict, lambda: progress.advance(task))
+    with counting_bar("searching") as advance:
+        ranks = published_ranks(chosen, architectures, hosts, predict, advance)
     if output.as_json:
         print(json.dumps(ranks_record(ranks), indent=2))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -15,8 +16,10 @@ _REFRESH_EVERY = 16
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str, refresh_every: int = _REFRESH_EVERY) -> Iterator[Callable[[int, int | None], None]]:
     """Yields a function (done, total) that moves a progress bar on stderr, if stderr is a terminal.
+
+    A total of None is not known yet.
 
     The bar has no thread of its own: what it watches may fork.
     """
@@ -26,8 +29,16 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     with own_progress(what), bar:
         task = bar.add_task(what, total=None)
 
-        def advance(done: int, total: int) -> None:
-            if done % _REFRESH_EVERY == 0 or done == total:
+        def advance(done: int, total: int | None) -> None:
+            if done % refresh_every == 0 or done == total:
                 bar.update(task, completed=done, total=total, refresh=True)
 
         yield advance
+
+
+@contextmanager
+def counting_bar(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Yields a function that moves such a bar by one each time; it takes any arguments."""
+    done = count(1)
+    with progress_bar(what, refresh_every=1) as advance:
+        yield lambda *_: advance(next(done), total)
