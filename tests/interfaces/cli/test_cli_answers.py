@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from types import SimpleNamespace as Hand
 
 import pytest
 from command_here import run_here
 
+from forerun.answers.jobs.placement import Shape
 from forerun.common.errors import ForerunError
-from forerun.interfaces.cli import dse, experiment, measure_step, plan, profile_compare, validate
+from forerun.interfaces.cli import (
+    calibrate,
+    cluster,
+    doctor,
+    dse,
+    experiment,
+    fit,
+    measure_step,
+    plan,
+    profile,
+    profile_compare,
+    run,
+    simulate,
+    stragglers,
+    validate,
+)
 from forerun.interfaces.cli.collective import SizeOptions
 
 
@@ -103,3 +121,106 @@ def test_options_that_would_change_nothing_are_refused(tmp_path, monkeypatch):
         done = run_here(tmp_path, *words)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"error: {told}"), done.stderr
+
+
+def shows(module, words, works, prints, record, files=()):
+    """A command, its functions that work (with answers), that prints, that makes the record, and that write files."""
+    return pytest.param(module, words, works, prints, record, files, id=" ".join(words[:2]))
+
+
+NODE = Shape(1, 1, 8)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Jobs of a cluster."""
+
+    shape: Shape = NODE
+    policies: tuple[str, ...] = ("fifo",)
+    placement: str = "packed"
+
+
+OF_FILES = {"--csv", "--report", "--pictures", "--trace", "--write"}
+COSTS = {"read_steps": None, "straggler_costs": None, "step_rows": None, "costs_document": None}
+JOBS = {
+    "read_cluster": Asked(), "compare": None, "job_rows": None, "schedules_document": None, "schedules_pictures": None,
+    "drawing_is_possible": True,
+}  # fmt: skip
+RUNS = {
+    "load_run": None, "load_alternatives": [], "study_run": Hand(outcomes=None, request=None), "walk": None,
+    "run_rows": None, "whole_run_document": None, "whole_run_pictures": None, "drawing_is_possible": True,
+}  # fmt: skip
+STEP = Hand(program="program", flat=None, timeline=None, costs=Hand(issue_ps=None), slowest=0)
+FIT = {
+    "read_measurements": [], "load_architectures": None, "read_hardware": None, "load_registry": None, "steps_of": [],
+    "StepTimes": None, "StepFit": Hand(fit=Hand(constants=None, posterior=None)), "step_fit_csv": "a,b\n",
+}  # fmt: skip
+EXPLORED = Hand(pairs=[Hand(workload="w", system="s", ranked_within_limit=True)])
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "works", "prints", "record", "files"),
+    [
+        shows(profile, ("profile", "info", "x.json"), {"read_profiles": []}, "print_facts", "facts_record"),
+        shows(
+            profile, ("profile", "analyze", "x.json", "--csv", "tables"),
+            {"read_profiles": [], "analyze_profiles": 0}, "print_analysis", "analysis_record", ["write_analysis"],
+        ),
+        shows(
+            profile, ("profile", "import", "x.json", "-o", "x.program"),
+            {"read_profiles": [], "import_step": STEP}, "print_import", "import_record", ["save"],
+        ),
+        shows(
+            profile_compare, ("profile", "memory", "x.pickle"), {"read_memory_snapshot": None},
+            "print_snapshot", "snapshot_record",
+        ),
+        shows(
+            simulate, ("simulate", "--program", "p", "--cluster", "h100-sxm", "--trace", "t"),
+            {"simulate_file": STEP}, "print_timeline", "timeline_record", ["write_trace"],
+        ),
+        shows(
+            stragglers, ("stragglers", "x.parquet", "--csv", "c", "--report", "r"), COSTS,
+            "print_costs", "costs_record", ["write_rows", "write_page"],
+        ),
+        shows(
+            cluster, ("cluster", "x.yaml", "--csv", "c", "--report", "r", "--pictures", "p"), JOBS,
+            "print_schedules", "schedules_record", ["write_rows", "write_page", "write_pictures"],
+        ),
+        shows(
+            run, ("run", "x.yaml", "--csv", "c", "--report", "r", "--pictures", "p"), RUNS, "print_study",
+            "study_record", ["write_rows", "write_page", "write_pictures"],
+        ),
+        shows(
+            fit, ("fit", "x.csv", "--models", "m", "--hardware", "h", "--write"), FIT,
+            "print_step_fit", "step_fit_record", ["write_constants"],
+        ),
+        shows(
+            dse, ("dse", "x.yaml", "--out", "folder"),
+            {"read_exploration": None, "explore": EXPLORED, "drawing_is_possible": True}, "print_exploration",
+            "exploration_record", ["write_pareto_plot"],
+        ),
+        shows(
+            calibrate, ("calibrate", "h100-sxm", "--kernels", "k.csv"), {"read_samples": None, "fit": None},
+            "print_calibration", "calibration_record",
+        ),
+        shows(doctor, ("doctor",), {"examine": None}, "print_doctor", "doctor_record"),
+    ],
+)  # fmt: skip
+def test_a_command_prints_text_or_one_object_and_writes_its_files(
+    module, words, works, prints, record, files, monkeypatch, tmp_path
+):
+    written = []
+    stand_in(monkeypatch, module, **works)
+    monkeypatch.setattr(module, prints, lambda out, *_, **__: out.print("as text"))
+    monkeypatch.setattr(module, record, lambda *_, **__: {"as": "an object"})
+    for name in files:
+        monkeypatch.setattr(module, name, lambda *_, name=name, **__: written.append(name))
+    text, an_object = (run_here(tmp_path, *words, *more) for more in ((), ("--json",)))
+    assert (text.returncode, text.stderr, text.stdout.splitlines()[:1]) == (0, "", ["as text"])
+    assert (an_object.returncode, an_object.stderr) == (0, "")
+    assert json.loads(an_object.stdout) == {"schema_version": 1, "as": "an object"}
+    assert sorted(written) == sorted([*files, *files])
+    plain = [word for word, before in zip(words, ("", *words), strict=False) if not {word, before} & OF_FILES]
+    written.clear()
+    assert run_here(tmp_path, *plain).returncode == 0
+    assert {"save", "write_pareto_plot"} >= set(written)
