@@ -224,3 +224,80 @@ def test_a_command_prints_text_or_one_object_and_writes_its_files(
     written.clear()
     assert run_here(tmp_path, *plain).returncode == 0
     assert {"save", "write_pareto_plot"} >= set(written)
+
+
+def test_a_script_is_traced_as_it_is_written_in_one_option(monkeypatch):
+    jobs = []
+    monkeypatch.setattr(profile_compare, "trace_job", lambda job, limits: (jobs.append(job), ("program", 0.0))[1:][0])
+    where, under = Hand(node_size=4, device=Hand(name="h100-sxm-80gb")), Hand(tokens_per_step=4096)
+    assert profile_compare._traced("train.py --name 'a b'", 16, where, under) == "program"
+    assert profile_compare._traced("-m pkg.train -m", 8, where, under) == "program"
+    plain, module = jobs
+    assert (plain.target, plain.arguments, plain.is_module) == ("train.py", ("--name", "a b"), False)
+    assert (plain.world_size, plain.gpus_per_node, plain.device, plain.tokens_per_step) == (
+        16,
+        4,
+        "h100-sxm-80gb",
+        4096,
+    )
+    assert (module.target, module.arguments, module.is_module, module.world_size) == ("pkg.train", ("-m",), True, 8)
+    for script, told in (
+        ("", "name a script, or a module after -m"),
+        ("-m", "name a script"),
+        ("'a", "No closing quot"),
+    ):
+        with pytest.raises(ForerunError, match=rf"--script .*: {told}"):
+            profile_compare._traced(script, 8, where, under)
+
+
+def test_what_corrects_a_prediction_is_written_and_predicted_again(monkeypatch):
+    written = []
+    made = Hand(rates="measured rates")
+    stand_in(monkeypatch, profile_compare, corrections=made, KernelRates="usual")
+    monkeypatch.setattr(profile_compare, "write_corrections", lambda *asked: written.append(asked))
+    monkeypatch.setattr(profile_compare, "read_measured", lambda kernels, network: kernels or network)
+    monkeypatch.setattr(profile_compare, "with_host", lambda step, rates, found: (rates, step("host")))
+    monkeypatch.setattr(profile_compare, "write_anchor", lambda *asked: written.append(asked))
+
+    def predictor(rates, measured):
+        return Hand(prediction=Hand(step_time_s=(rates, measured)))
+
+    predictor.under = Hand(measured=lambda: "of the user")
+    files = profile_compare.CorrectingFiles
+    assert profile_compare._write("found", predictor, files(), "h100") == {}
+    assert written == []
+    of_kernels = profile_compare._write("found", predictor, files(kernel_profile_out="k"), "h100")
+    assert of_kernels == {"corrected_step_s": ("usual", "k")}
+    anchored = profile_compare._write("found", predictor, files(anchor_out="a"), "h100")
+    rates = ("measured rates", ("host", "of the user"))
+    assert anchored == {"corrected_step_s": (rates, "of the user")}
+    assert written == [(made, "k", None), (made, None, None), ("a", "found", rates, "h100")]
+
+
+def test_a_calibration_takes_files_or_tables_and_keeps_what_is_in_its_profile(monkeypatch, tmp_path):
+    asked = []
+    for name in ("read_tables", "read_samples", "of_source"):
+        monkeypatch.setattr(calibrate, name, lambda *given, name=name: (asked.append((name, *given[1:])), name)[1])
+    stand_in(monkeypatch, calibrate, network_times=None, network_csv="a,b\n", print_calibration=None)
+    monkeypatch.setattr(calibrate, "fit", lambda cluster, samples: Hand(text=lambda old: f"{old}from {samples}\n"))
+    command = ("calibrate", "h100-sxm", "--profile-out", "mine.yaml")
+    for words in (
+        ("--kernels", "k.csv"),
+        ("--network", "n.csv", "--network-out", "n"),
+        ("--tables", "t", "--table-device", "x"),
+    ):
+        assert run_here(tmp_path, *command, *words, "--source", "me").returncode == 0
+    assert [name for name, *_ in asked] == ["read_samples", "of_source"] * 2 + ["read_tables", "of_source"]
+    assert {each[1] for each in asked if each[0] == "of_source"} == {"me"}
+    assert (tmp_path / "mine.yaml").read_text() == "from of_source\n" * 3
+    assert (tmp_path / "n").read_text() == "a,b\n"
+    for words in (
+        (),
+        ("--tables", "t"),
+        ("--table-device", "x", "--kernels", "k"),
+        ("--tables", "t", "--network", "n"),
+    ):
+        done = run_here(tmp_path, *command, *words)
+        assert (done.returncode, done.stderr[:25]) == (2, "error: give measurements:")
+    done = run_here(tmp_path, *command[:2], "--kernels", "k", "--profile-out", "mine.txt")
+    assert done.stderr == "error: --profile-out mine.txt: a profile's file ends in .yaml or .yml; rename it\n"
