@@ -6,10 +6,10 @@ package: `*` for `/`, `+` for `-`, a constant that is one too large, `<` for `<=
 out of time, and *survives* when all pass. Some survivors behave as the original does, so not every one of them shows
 that a test is missing.
 
-The tests run once to record which statements each of them runs, in processes of Python that it starts too. A mutant
-then meets only the tests that run its statement, the quickest first; one that stands where Python can't be watched
-(compiled code, or what runs when a module is imported) meets all tests of the package. A number for `--seed` picks
-other places; the same number picks the same ones.
+The tests run once to record which statements each of them runs, in its own process and in those that it starts. A
+mutant then meets only the tests that run its statement, the quickest first; one that stands where Python can't be
+watched (compiled code, or what runs when a module is imported) meets all tests of the package. A number for `--seed`
+picks other places; the same number picks the same ones.
 
 A run copies the package when it begins and reads the tests as it goes, so leave the tests alone while it runs. What
 numba compiles stays in build/mutants for the next run.
@@ -59,8 +59,8 @@ def parsed() -> argparse.Namespace:
 
 
 def folder_of(name: str) -> Path:
-    """The folder under `tests` that belongs to a folder or file of the package."""
-    return Path(name) if (ROOT / PACKAGES / name).is_dir() else Path(name).parent
+    """The folder under `tests` that belongs to a folder or file of the package: its own, or the nearest around it."""
+    return next(one for one in (Path(name), *Path(name).parents) if (ROOT / "tests" / one).is_dir())
 
 
 def tried(workshop: Workshop, name: str, tests: list[Path], number: int, seed: int) -> str:
@@ -71,8 +71,7 @@ def tried(workshop: Workshop, name: str, tests: list[Path], number: int, seed: i
     picked = random.Random(seed).sample(mutants, min(number, len(mutants)))
     begin = time.monotonic()
     recorded = workshop.record(tests, PACKAGES / name)
-    print(f"{name}: {len(recorded)} tests recorded in {time.monotonic() - begin:.0f} s; ", end="")
-    print(f"{sum(test.is_unsure for test in recorded)} of them start what can't be watched", flush=True)
+    print(f"{name}: {len(recorded)} tests recorded in {time.monotonic() - begin:.0f} s", flush=True)
     killed = sum(is_killed(workshop, one, recorded) for one in sorted(picked, key=lambda one: (one.path, one.start)))
     share = killed / max(1, len(picked))
     return f"{name}, seed {seed}: {killed} of {len(picked)} killed ({share:.0%}); {len(mutants)} places in all"
@@ -93,9 +92,9 @@ def tests_for(mutant: Mutant, file: str, recorded: list[Recorded]) -> list[Recor
     line = (file, mutant.place.line)
 
     def order(test: Recorded) -> tuple[bool, bool, float]:
-        return line not in test.lines, all(name != file for name, _ in test.lines), test.seconds
+        return line not in test.lines, all(name != file for name, _ in test.lines), test.seconds + test.fixtures_s
 
-    may = [test for test in recorded if not mutant.place.watched or test.is_unsure or line in test.lines]
+    may = [test for test in recorded if not mutant.place.watched or line in test.lines]
     return sorted(may, key=order)
 
 

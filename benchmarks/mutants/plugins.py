@@ -4,53 +4,49 @@ from __future__ import annotations
 
 import functools
 import gc
-import multiprocessing.process
-import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from watching import WATCHED, WRITES, Line, Watch, counted_starts, written
+from watching import Line, Watch
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One test: how long it takes, which statements it runs, and whether a process that it starts ran unwatched."""
+    """One test, with the statements that it runs, in this process and in those that it starts.
+
+    `fixtures_s` is how long the fixtures take that it shares with others, `seconds` how long it took itself, with those
+    that were made for it.
+    """
 
     name: str
     seconds: float
+    fixtures_s: float
     lines: frozenset[Line]
-    is_unsure: bool
 
 
 class Recorder:
     """Records every test in `tests`.
 
     What runs while tests are collected, or for a fixture of several tests, may matter to all of them: `shared` holds
-    the statements, and how the names of these tests begin. Caches of functions that lie in `cached_in` are emptied
-    before each test, so that a test that reads an entry is seen making it. Processes of Python that a test starts
-    write what they run to a folder of the test in `folder`.
+    how the names of these tests begin, the statements, and the seconds that they take. Caches of functions that lie in
+    `cached_in` are emptied before each test, so that a test that reads an entry is seen making it.
     """
 
-    def __init__(self, watched: Path, cached_in: tuple[Path, ...], folder: Path) -> None:
-        self.watch = Watch(watched)
+    def __init__(self, watch: Watch, cached_in: tuple[Path, ...]) -> None:
+        self.watch = watch
         self.cached_in = tuple(map(str, cached_in))
-        self.folder = folder
         self.tests: list[Recorded] = []
-        self.shared: list[tuple[str, frozenset[Line]]] = []
-        os.environ[WATCHED] = str(watched)
-        start = multiprocessing.process.BaseProcess.start
-        multiprocessing.process.BaseProcess.start = lambda process: (sys.audit("os.fork"), start(process))[1]  # type: ignore
-        self.started = counted_starts()
+        self.shared: list[tuple[str, frozenset[Line], float]] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self) -> None:
         """Finds the caches before conftest.py freezes all objects, for frozen ones are no longer listed."""
-        self.shared.append(("", self.watch.seen()))
+        self.shared.append(("", self.watch.seen(), 0.0))
         self.caches = [
             one for one in gc.get_objects() if isinstance(one, functools._lru_cache_wrapper) and self.is_ours(one)
         ]
@@ -63,24 +59,27 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         for one in self.caches:
             one.cache_clear()
-        self.watch.ran.clear()
-        place = self.folder / str(len(self.tests))
-        place.mkdir(parents=True)
-        os.environ[WRITES] = str(place)
-        begin, started = time.perf_counter(), self.started()
+        self.watch.clear()
+        begin = time.perf_counter()
         yield
-        seconds = time.perf_counter() - begin
-        of_processes = written(place)
-        is_unsure = self.started() - started > len(of_processes) or any(each is None for each in of_processes)
-        lines = self.watch.seen().union(*(each for each in of_processes if each is not None))
-        self.tests.append(Recorded(item.nodeid, seconds, lines, is_unsure))
+        self.tests.append(Recorded(item.nodeid, time.perf_counter() - begin, 0.0, self.watch.seen()))
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        begin = time.perf_counter()
         yield
         if fixturedef.scope != "function":
             begins = "" if fixturedef.scope == "session" else fixturedef.baseid
-            self.shared.append((begins, self.watch.seen()))
+            self.shared.append((begins, self.watch.seen(), time.perf_counter() - begin))
+
+    def recorded(self) -> list[Recorded]:
+        """The tests, each with what it shares with others."""
+        return [self.with_shared(test) for test in self.tests]
+
+    def with_shared(self, test: Recorded) -> Recorded:
+        shared = [one for one in self.shared if test.name.startswith(one[0])]
+        lines = test.lines.union(*(lines for _, lines, _ in shared))
+        return replace(test, lines=lines, fixtures_s=sum(seconds for _, _, seconds in shared))
 
 
 class Chosen:

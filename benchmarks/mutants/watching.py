@@ -1,14 +1,11 @@
-"""Notes which statements of the package run, in the process of the tests and in processes of Python that they start."""
+"""Notes which statements of a package run, in this process and in those that it starts."""
 
 from __future__ import annotations
 
 import ast
-import atexit
 import builtins
+import mmap
 import os
-import pickle
-import sys
-from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -18,91 +15,79 @@ from places import is_compiled, is_docstring
 
 Line = tuple[str, int]
 """a statement: name of its file, number of its first line"""
-WATCHED, WRITES = "FORERUN_MUTANTS_WATCHED", "FORERUN_MUTANTS_WRITES"
-"""environment variables: the folder of the package, and the one to which a started process writes what it ran"""
+WATCHED, MARKS = "FORERUN_MUTANTS_WATCHED", "FORERUN_MUTANTS_MARKS"
+"""environment variables: the folder of the package, and the file in which processes note what they run"""
+IGNORED = (
+    "torch._dynamo.config",
+    b"ignore_logging_functions: set[Callable[..., Any]] = set()",
+    b"ignore_logging_functions = {__mark__}",
+)
+"""how torch.compile learns that marks are no part of the code that it captures"""
 
 
 class Watch:
-    """Has the functions of the modules under `folder` note in `ran` which of their statements run.
+    """Has the functions of the modules in `package` note in the file `marks` which of their statements run.
 
-    A call that adds to `ran` is put before each statement when a module is imported, which costs a tenth of what
-    tracing costs. Compiled functions stay as they are.
+    When a module is imported, a call of `__mark__` is put before each statement, which costs a tenth of what tracing
+    costs. Compiled functions stay as they are. All processes map the file, which has a byte for each line of the
+    package: forks and Pythons that start another Watch leave their marks there at once, however they end.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
+    def __init__(self, package: Path, marks: Path) -> None:
         self.lines: list[Line] = []
-        self.ran: set[int] = set()
-        builtins.__ran__ = self.ran  # type: ignore[attr-defined]
+        self.before: dict[str, int] = {}
+        for path in sorted(package.rglob("*.py")) if package.is_dir() else [package]:
+            self.before[str(path)] = len(self.lines)
+            self.lines += [(str(path), number) for number in range(len(path.read_bytes().splitlines()) + 2)]
+        with marks.open("r+b" if marks.exists() else "w+b") as file:
+            file.truncate(len(self.lines))
+            ran = self.ran = mmap.mmap(file.fileno(), len(self.lines))
+        builtins.__mark__ = lambda number: ran.__setitem__(number, 1)  # type: ignore[attr-defined]
         self.load = SourceFileLoader.get_code
         SourceFileLoader.get_code = lambda loader, name: self.code(loader, name)  # type: ignore
 
     def code(self, loader: SourceFileLoader, module: str) -> CodeType | None:
-        if not loader.path.startswith(self.folder):
+        if module == IGNORED[0]:
+            return compile(loader.get_data(loader.path).replace(*IGNORED[1:]), loader.path, "exec", dont_inherit=True)
+        if loader.path not in self.before:
             return self.load(loader, module)
         tree = ast.parse(loader.get_data(loader.path))
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not is_compiled(node):
-                self.note_body(node, loader.path)
+                self.mark_body(node, self.before[loader.path])
         return compile(ast.fix_missing_locations(tree), loader.path, "exec", dont_inherit=True)
 
-    def note_body(self, node: ast.AST, path: str) -> None:
-        """Puts a note before each statement under `node`, functions within it aside."""
+    def mark_body(self, node: ast.AST, before: int) -> None:
+        """Puts a mark before each statement under `node`, functions within it aside."""
         for name, field in ast.iter_fields(node):
             if not isinstance(field, list):
                 continue
             inner = [one for one in field if isinstance(one, (ast.stmt, ast.ExceptHandler, ast.match_case))]
             for one in inner:
                 if not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    self.note_body(one, path)
+                    self.mark_body(one, before)
             if inner and isinstance(inner[0], ast.stmt):
-                noted = [part for one in inner for part in self.noted(one, path)]
-                setattr(node, name, noted)
-
-    def noted(self, statement: Any, path: str) -> list[ast.stmt]:
-        if is_docstring(statement):
-            return [statement]
-        self.lines.append((path, statement.lineno))
-        note = ast.parse(f"__ran__.add({len(self.lines) - 1})").body[0]
-        for part in ast.walk(note):
-            ast.copy_location(part, statement)
-        return [note, statement]
+                setattr(node, name, [part for one in inner for part in marked(one, before)])
 
     def seen(self) -> frozenset[Line]:
-        return frozenset(self.lines[number] for number in self.ran)
+        """The statements that ran since the last `clear`."""
+        return frozenset(line for line, ran in zip(self.lines, self.ran[:], strict=True) if ran)
 
-
-def counted_starts() -> Callable[[], int]:
-    """Counts from now on the processes that this one starts; returns what tells their number."""
-    started = 0
-
-    def hear(event: str, _arguments: object) -> None:
-        nonlocal started
-        started += event in ("subprocess.Popen", "os.fork", "os.posix_spawn")
-
-    sys.addaudithook(hear)
-    return lambda: started
+    def clear(self) -> None:
+        self.ran[:] = bytes(len(self.lines))
 
 
 def watch_this_process() -> None:
-    """Has this process, which a test has started, write at its end what it ran.
-
-    It writes None where it starts processes itself, which are not watched. One that is killed writes nothing.
-    """
-    watched, folder = os.environ.pop(WATCHED, ""), os.environ.pop(WRITES, "")
-    if not watched or not folder:
-        return
-    watch, started, own = Watch(Path(watched)), counted_starts(), os.getpid()
-
-    def write() -> None:
-        if os.getpid() == own:
-            whole = Path(folder, f"{own}.part")
-            whole.write_bytes(pickle.dumps(None if started() else watch.seen()))
-            whole.rename(whole.with_suffix(".ran"))
-
-    atexit.register(write)
+    """Has this process, which a test has started, leave its marks where the process of the tests reads them."""
+    package, marks = os.environ.get(WATCHED), os.environ.get(MARKS)
+    if package and marks:
+        Watch(Path(package), Path(marks))
 
 
-def written(folder: Path) -> list[frozenset[Line] | None]:
-    """What each process that a test started has written to `folder`."""
-    return [pickle.loads(path.read_bytes()) for path in folder.glob("*.ran")]
+def marked(statement: Any, before: int) -> list[ast.stmt]:
+    if is_docstring(statement):
+        return [statement]
+    mark = ast.parse(f"__mark__({before + statement.lineno})").body[0]
+    for part in ast.walk(mark):
+        ast.copy_location(part, statement)
+    return [mark, statement]

@@ -24,6 +24,7 @@ import pytest
 from kernels import definitions, outdated
 from places import Mutant
 from plugins import Chosen, Recorded, Recorder
+from watching import MARKS, WATCHED, Watch
 
 OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--hypothesis-profile=first-failure"]
 SETTINGS = {"NUMBA_OPT": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -55,12 +56,7 @@ class Workshop:
 
     def record(self, tests: list[Path], package: Path) -> list[Recorded]:
         """What each of `tests` runs in `package`, a folder or file under `root`."""
-        cached_in = (self.folder / package, self.root / "tests")
-        ran = self.folder / "ran"
-        shutil.rmtree(ran, ignore_errors=True)
-        os.environ["PYTHONPATH"] = f"{self.source}{os.pathsep}{STARTED}"
-        answer = self.answer(lambda: recorded(tests, Recorder(self.folder / package, cached_in, ran)), None)
-        os.environ["PYTHONPATH"] = str(self.source)
+        answer = self.answer(lambda: self.recorded(tests, self.folder / package), None)
         if not isinstance(answer, tuple) or answer[0]:
             raise SystemExit(f"the tests fail without any mutant:\n{(self.folder / 'log').read_text()[-3000:]}")
         _, found, modules = answer
@@ -68,6 +64,18 @@ class Workshop:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
         return [one for one in found if isinstance(one, Recorded)]
+
+    def recorded(self, tests: list[Path], package: Path) -> tuple[int, list[Recorded], list[str]]:
+        """The exit status of `tests`, what each runs, and the modules of other packages that they import."""
+        marks = self.folder / "marks"
+        watch = Watch(package, marks)
+        watch.clear()
+        os.environ.update({WATCHED: str(package), MARKS: str(marks)})
+        os.environ["PYTHONPATH"] = f"{self.source}{os.pathsep}{STARTED}"
+        recorder = Recorder(watch, (package, self.root / "tests"))
+        status = run_tests(tests, recorder)
+        modules = [name for name, one in sys.modules.items() if "site-packages" in str(getattr(one, "__file__", ""))]
+        return status, recorder.recorded(), modules
 
     def killer(self, mutant: Mutant, tests: list[Recorded]) -> str:
         """What kills `mutant`: the first of `tests` that fails, the time limit or an exit; empty where it survives."""
@@ -163,22 +171,6 @@ def waited(process: int, limit_s: float | None) -> int | None:
 
 def run_tests(tests: list[Path], *plugins: object) -> int:
     return int(pytest.main([*OPTIONS, *map(str, tests)], plugins=list(plugins)))
-
-
-def recorded(tests: list[Path], recorder: Recorder) -> tuple[int, list[Recorded], list[str]]:
-    """The exit status of `tests`, what each runs, and the modules of other packages that they import."""
-    status = run_tests(tests, recorder)
-    found = [
-        Recorded(
-            test.name,
-            test.seconds,
-            test.lines.union(*(lines for begins, lines in recorder.shared if test.name.startswith(begins))),
-            test.is_unsure,
-        )
-        for test in recorder.tests
-    ]
-    modules = [name for name, one in sys.modules.items() if "site-packages" in str(getattr(one, "__file__", ""))]
-    return status, found, modules
 
 
 def failed_test(names: list[str], cache: Path) -> str:
