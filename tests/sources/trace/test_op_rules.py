@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
+from op_rows import Rows, empty, record
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from forerun.common.errors import ForerunError
@@ -20,44 +20,6 @@ from forerun.sources.trace.inside.kernels.rules import describe
 aten = torch.ops.aten
 
 
-class Rows(TorchDispatchMode):
-    """Records the kernels of all operators beneath it."""
-
-    def __init__(self):
-        super().__init__()
-        self.table, self.kernels, self.ops = OpTableBuilder(), [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        kernels = describe(self.table, func, args, kwargs or {}, out)
-        self.kernels += kernels
-        self.ops += [func] * len(kernels)
-        return out
-
-    def rows(self):
-        """(name, kind, kernel or dtype, details, flops, read, written, launches) of every kernel, in order."""
-        table = self.table.build()
-        return [
-            (
-                table.name[k.op],
-                OpKind(int(table.kind[k.op])),
-                table.kernel[k.op] or table.dtype[k.op],
-                table.details_of(k.op),
-                table.flops[k.op],
-                table.bytes_read[k.op],
-                table.bytes_written[k.op],
-                int(table.launches[k.op]),
-            )
-            for k in self.kernels
-        ]
-
-
-def record(function, *args, **kwargs):
-    with Rows() as mode:
-        function(*args, **kwargs)
-    return mode
-
-
 def flops_of(function):
     with FakeTensorMode(), Rows() as mode:
         function()
@@ -65,10 +27,6 @@ def flops_of(function):
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         function()
     return ours, counter.get_total_flops()
-
-
-def empty(*sizes, dtype=torch.bfloat16, device="meta", grad=False):
-    return torch.empty(sizes, dtype=dtype, device=device, requires_grad=grad)
 
 
 # -- FLOPs ---------------------------------------------------------------------------------------------------------

@@ -54,9 +54,25 @@ def forward_cost(x):
 def backward(grad):
     return torch.empty_like(grad)
 
+@kernels.extension("fast_cuda.update", writes=["state"])
+def update(grad, state):
+    return None
+
+@kernels.operator("declared::halved")
+def halved(x):
+    return x.new_empty(x.shape[0] // 2)
+
+@halved.cost
+def halved_cost(x):
+    return kernels.Cost()
+
 @kernels.cuda("twice").cost
 def twice(x, n):
     return kernels.Cost(flops=n, bytes_read=x.nbytes)
+
+@kernels.cuda("fill", writes=["out"]).cost
+def fill(grid, block):
+    return kernels.Cost(flops=grid[0] * grid[1] * grid[2] * block[0] * block[1] * block[2])
 """
 SCRIPT = """
 import torch
@@ -82,9 +98,13 @@ source = '''
 // a kernel twice(float*)
 extern "C" __global__ void twice(const float* __restrict__ x, float *out, int n) { }
 __global__ void thrice(const float* x, float *out) { }
+__global__ void fill(float *mask, float *out) { }
 '''
+library = torch.library.Library("declared", "DEF")
+library.define("halved(Tensor x) -> Tensor")
 twice = torch.cuda._compile_kernel(source, "twice", "90")
 thrice = torch.cuda._compile_kernel(source, "thrice")
+fill = torch.cuda._compile_kernel(source, "fill")
 model = torch.nn.Linear(64, 64).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scan_compiled = torch.compile(lambda x, weight: scan(x, weight) * 2, fullgraph=True)
@@ -96,6 +116,12 @@ for _ in range(3):
         out = torch.empty_like(x)
         twice((1,), (64,), (x, out, x.numel()))
         thrice(args=[x, out])
+        fill(args=[torch.full((8,), 5.0, device="cuda"), out])
+        fill((3, 2, 1), (64, 2, 1), [x, out])
+        state = torch.full((8,), 5, device="cuda")
+        fast_cuda.update(x, state)
+        assert state.sum().item() != 40, "what a function changes is not known any more"
+        assert torch.ops.declared.halved(x).shape == (64,)
     y.sum().backward()
     optimizer.step()
 """
@@ -128,6 +154,11 @@ def test_each_kind_of_kernel_costs_what_its_rule_says(program):
     times, forward = row(program, "fast_cuda.forward")
     assert (times, forward.flops, forward.bytes_read, forward.bytes_written) == (1, 81_920, size, size + ROWS * 4)
     assert row(program, "fast_cuda.backward")[1].bytes_read == size
+    times, update = row(program, "fast_cuda.update")
+    assert (times, update.bytes_read, update.bytes_written) == (1, size + 8 * 8, 8 * 8)
+    assert row(program, "declared::halved")[1].bytes_written == ROWS // 2 * 4
+    fills = [(one.flops, one.bytes_read, one.bytes_written) for one in program.ops.rows() if one.name == "fill"]
+    assert fills == [(1, 8 * 4, size), (6 * 128, size, size)]  # a launch without a grid has one thread
     _, twice = row(program, "twice")
     assert (twice.flops, twice.bytes_read, twice.bytes_written) == (ROWS * WIDTH, size, size)
 

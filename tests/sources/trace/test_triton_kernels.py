@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from forerun.core.program.storage import load
+from forerun.sources.trace.inside.kernels import triton_kernels
 from forerun.sources.trace.inside.kernels.triton_kernels import stored_arguments
+from forerun.sources.trace.opaque import Rule
 
 
 def copies(source, target, count, BLOCK):
@@ -51,6 +57,95 @@ def test_a_kernel_without_source_may_write_everything():
     made: dict[str, object] = {}
     exec("def hidden(a, b): pass", made)
     assert stored_arguments(made["hidden"]) == {"a", "b"}
+
+
+# -- without Triton, whose classes a few lines stand for -------------------------------------------------------------
+
+
+class Function:
+    """Triton's JITFunction."""
+
+    def __init__(self, fn):
+        self.fn, self.arg_names, self.ran = fn, list(inspect.signature(fn).parameters), []
+
+    def run(self, *args, grid, warmup, **kwargs):
+        self.ran.append((args, grid, warmup, kwargs))
+        return "compiled"
+
+
+class Recorded:
+    """The launches and notes of a trace."""
+
+    def __init__(self):
+        self.launched, self.notes, self.recorder = [], [], self
+        self.note = self.notes.append
+
+    def launch(self, *launch):
+        self.launched.append(launch)
+
+
+def products(a, b, out, alpha=2, beta=3):
+    tl.store(out, tl.dot(tl.load(a), tl.load(b)))  # noqa: F821
+
+
+@pytest.fixture
+def recorded():
+    """A class of kernels whose launches are recorded, and what was."""
+    kernel_class, launches = type("Function", (Function,), {}), Recorded()
+    triton_kernels._launches(launches, SimpleNamespace(JITFunction=kernel_class))
+    return kernel_class, launches
+
+
+def test_launches_on_fakes_are_recorded_with_all_parameters_and_others_run(recorded):
+    kernel_class, launches = recorded
+    kernel, real = kernel_class(products), torch.zeros(4)
+    assert kernel.run(real, real, real, grid=(1,), warmup=False, alpha=5) == "compiled"
+    assert kernel.ran == [((real, real, real), (1,), False, {"alpha": 5})]
+    assert kernel.run(1, 2, 3, grid=(1,), warmup=True) == "compiled"
+    with FakeTensorMode():
+        a, b, out = (torch.zeros(4) for _ in range(3))
+    assert kernel.run(a, b, out, grid=(1,), warmup=True) is None
+    assert launches.launched == launches.notes == []
+    assert kernel.run(real, b, out, grid=(2,), warmup=False, alpha=5) is None
+    given = {"a": real, "b": b, "out": out, "alpha": 5, "beta": 3}
+    assert launches.launched == [(None, "products", given, ("out",))]
+    (note,) = launches.notes
+    assert note.startswith("Triton kernel products: it costs the bytes that it reads and writes and not its matrix")
+    assert len(kernel.ran) == 2
+
+
+@pytest.mark.parametrize("costed", [False, True])
+def test_a_described_kernel_writes_what_its_description_says(recorded, costed, monkeypatch):
+    kernel_class, launches = recorded
+    rule = Rule("triton", "copies", writes=("count",), of_cost=print if costed else None)
+    monkeypatch.setattr(
+        triton_kernels, "rule_of", lambda kind, name: rule if (kind, name) == ("triton", "copies") else None
+    )
+    with FakeTensorMode():
+        a = torch.zeros(4)
+    kernel_class(copies).run(a, a, 3, 128, grid=(1,), warmup=False)
+    ((used, name, _, stored),) = launches.launched
+    assert (used, name, stored) == (rule, "copies", ("count",))
+    assert len(launches.notes) == (not costed)
+    assert all("matrix products" not in note for note in launches.notes)
+
+
+def test_the_first_configuration_is_taken_and_wrong_tuning_keys_are_dropped():
+    class Tuner:
+        def __init__(self, fn, arg_names, configs, key):
+            self.fn, self.configs, self.key = fn, configs, key
+
+        def run(self, *args, **kwargs):
+            raise AssertionError("nothing can be timed")
+
+    triton_kernels._untuned(SimpleNamespace(Autotuner=Tuner))
+    configs = [SimpleNamespace(all_kwargs=lambda size=size: {"BLOCK": size, "num_warps": 4}) for size in (128, 256)]
+    kernel = Function(copies)
+    tuner = Tuner(kernel, ["source", "count"], configs, key=["count", "no_such_argument"])
+    assert tuner.key == ["count"]
+    assert Tuner(kernel, ["source"], configs, None).key == []
+    assert tuner.run("source", grid=(1,), warmup=False, num_warps=8) == "compiled"
+    assert kernel.ran == [(("source",), (1,), False, {"BLOCK": 128, "num_warps": 8})]
 
 
 PROGRAM = """

@@ -163,15 +163,14 @@ def _onto(call: Call, target: torch.Tensor, read: int, written: int, launches: i
 
 def _index_put(call: Call) -> list[Kernel]:
     """Accumulating puts sort their indices first (index_put_with_sort_kernel); masks with one value fill in place."""
-    target, values = call.args[0], call.args[2]
-    indices = _tensors(call.args[1])
+    target, values, indices = call.args[0], call.argument("values"), _tensors(call.argument("indices"))
     adds = bool(call.argument("accumulate")) or "accumulate" in call.name
     if not adds and as_int(values.numel()) == 1 and all(index.dtype == torch.bool for index in indices):
         read = bytes_of(target) + sum([bytes_of(index) for index in indices])
         return _onto(call, target, read, bytes_of(target), 1)
     kernels = [kernel for index in indices for kernel in _index_kernels(call.table, index, target.device)]
     moved = prod(shape_of(values)) * target.itemsize
-    read = moved + sum([bytes_of(index) for index in indices])
+    read = moved + sum([bytes_of(index) for index in indices]) + all_bytes(call.argument("mask"))
     if not adds:
         return kernels + _onto(call, target, read, moved, 1)
     count = max([prod(shape_of(index)) for index in indices], default=0)
