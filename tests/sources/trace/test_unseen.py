@@ -117,4 +117,6 @@ def test_a_step_inside_a_compiled_function_ends_the_step(tmp_path, monkeypatch, 
     (updates,) = op_counts(program, (Phase.OPTIMIZER,))
     assert {name for name, count in zip(program.ops.name, updates, strict=True) if count} == {"fused_sub_copy_"}
     assert updates.sum() == 2  # weight and bias
+    fused = [op for op, name in enumerate(program.ops.name) if name.startswith("fused_")]
+    assert set(program.ops.launches[fused]) == {1}
     assert program.meta["notes"] == []

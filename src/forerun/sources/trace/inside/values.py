@@ -85,7 +85,7 @@ class Oracle:
             args, tensors = (torch.empty((), dtype=args[0].dtype).expand(args[0].shape), *args[1:]), ()
         values = [known_value(t) for t in tensors]
         if any(v is None for v in values) or func in _UNKNOWABLE:
-            self._guess(func, args, out)
+            self._guess(func, args, kwargs, out)
             if func not in _KEEPS_VALUE:
                 for tensor in written:
                     self._forget(tensor)
@@ -138,10 +138,10 @@ class Oracle:
 
     # -- what nobody can know ---------------------------------------------------------------------------------
 
-    def _guess(self, func: Any, args: Any, out: Any) -> None:
+    def _guess(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         rule = _GUESSES.get(func)
         if rule is not None:
-            rule(self, args, out)
+            rule(self, args, kwargs, out)
 
     def choices(self, shape: Sequence[int], n: int) -> torch.Tensor:
         """Returns indices below `n`, without repetition in the last dimension, equally frequent apart from the skew."""
@@ -247,7 +247,7 @@ _DYNAMIC: dict[Any, Callable[..., Any]] = {
 # -- guesses -------------------------------------------------------------------------------------------------------
 
 
-def _guess_topk(oracle: Oracle, args: Any, out: Any) -> None:
+def _guess_topk(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
     dim = args[2] if len(args) > 2 else -1
     indices = out[1]
     if indices.dim() and _small(indices):
@@ -256,26 +256,26 @@ def _guess_topk(oracle: Oracle, args: Any, out: Any) -> None:
         set_value(indices, value.movedim(-1, dim).contiguous() if moved is not indices else value)
 
 
-def _guess_sort(oracle: Oracle, args: Any, out: Any) -> None:
+def _guess_sort(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
     indices = out[1]
     if indices.dim() and _small(indices):
-        dim = args[2] if len(args) > 2 and isinstance(args[2], int) else -1
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
         shape = [1] * indices.dim()
         shape[dim] = indices.shape[dim]
         set_value(indices, torch.arange(indices.shape[dim]).reshape(shape).expand(indices.shape).contiguous())
 
 
-def _guess_argmax(oracle: Oracle, args: Any, out: Any) -> None:
+def _guess_argmax(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
     n = args[0].shape[args[1]] if len(args) > 1 and args[1] is not None and args[0].dim() else args[0].numel()
     if _small(out):
         set_value(out, oracle.choices((*out.shape, 1), n).reshape(out.shape))
 
 
-def _guess_all(oracle: Oracle, args: Any, out: Any) -> None:
+def _guess_all(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
     set_value(out, torch.ones(out.shape, dtype=out.dtype))
 
 
-_GUESSES: dict[Any, Callable[[Oracle, Any, Any], None]] = {
+_GUESSES: dict[Any, Callable[[Oracle, Any, dict[str, Any], Any], None]] = {
     aten.topk.default: _guess_topk,
     aten.sort.default: _guess_sort,
     aten.sort.stable: _guess_sort,

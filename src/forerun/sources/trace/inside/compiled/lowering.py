@@ -146,7 +146,8 @@ def _splits(node: FusionNode) -> int:
     limits = _REDUCTIONS
     multiprocessors, warp, most_per_thread = limits["multiprocessors"], limits["warp"], limits["most_per_thread"]
     device_threads, block_threads = multiprocessors * limits["threads"], limits["block_warps"] * warp
-    if node.inner or node.numel == 1:
+    inner = node.inner or node.numel == 1
+    if inner:
         if node.numel >= 2 * multiprocessors or node.reduced <= limits["unsplit_inner"]:
             return 1
         threads, blocks = block_threads, device_threads // (2 * block_threads)
@@ -156,8 +157,18 @@ def _splits(node: FusionNode) -> int:
             return 1
         threads, blocks = limits["rows_per_thread"], device_threads // block_threads
         blocks = -(-blocks // -(-node.numel // limits["columns_per_block"]))
-    total = node.numel * node.reduced
-    per_thread = warp if total <= warp * device_threads else most_per_thread
-    if warp * device_threads < total < most_per_thread * device_threads:
-        per_thread = max(warp, -(-node.reduced // (threads * blocks)))
+    total, least, most = node.numel * node.reduced, warp * device_threads, most_per_thread * device_threads
+    if total < least or (inner and total == least):
+        per_thread = warp
+    elif total < most:
+        near = limits["near_even_inner" if inner else "near_even_outer"]
+        per_thread = _even(node.reduced, -(-node.reduced // (threads * blocks)), near)
+    else:
+        per_thread = _even(node.reduced, most_per_thread, limits["near_even_most"])
     return -(-node.reduced // (per_thread * threads))
+
+
+def _even(length: int, size: int, near: int) -> int:
+    """Returns the divisor of `length` next to `size`, at least a warp; `size` where none is nearer than `near`."""
+    divisors = [one for one in range(max(1, size - near + 1), size + near) if length % one == 0]
+    return max(_REDUCTIONS["warp"], min(divisors, key=lambda one: abs(one - size))) if divisors else size
