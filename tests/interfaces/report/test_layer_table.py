@@ -25,3 +25,11 @@ def test_parts_add_up_to_the_model(name):
     assert isinstance(model, ModelSpec)
     assert sum(row.count * row.num_parameters for row in part_rows(model)) == parameter_count(model)
     assert model_record(model)["parameters"] == parameter_count(model)
+    names = [row.part for row in part_rows(model)]
+    assert len(set(names)) == len(names)
+
+
+def test_kinds_of_layers_with_the_same_name_are_numbered_from_the_second_on():
+    kinds = dict.fromkeys(row.part.partition(":")[0] for row in part_rows(load_any("nemotron-h-8b")))
+    assert list(kinds)[-3:] == ["layer", "layer 2", "layer 3"]
+    assert "moe layer 2" in {row.part.partition(":")[0] for row in part_rows(load_any("gpt-oss-20b"))}
