@@ -11,7 +11,7 @@ from forerun.common.units import GIB
 
 _MOST = 1000
 """the most numbers of one option"""
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)?")
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([KMGT]i?B|B)?")
 _FACTORS: dict[str, int] = {"": 1, "B": 1} | {
     f"{letter}{unit}": base ** (power + 1)
     for power, letter in enumerate("KMGT")
@@ -43,7 +43,7 @@ def parse_bytes(text: str) -> int:
     if not match:
         raise ForerunError(f"size {text!r}: expected 64MiB, 1GB or a number of bytes")
     number, factor = match[1], _FACTORS[match[2] or ""]
-    value = int(number) * factor if number.isdigit() and len(number) < 20 else float(number[:40]) * factor
+    value = (int(number) if number.isdigit() else float(number)) * factor
     if value != int(value) or not 1 <= value <= _LARGEST:
         raise ForerunError(f"size {text!r}: expected a whole number of bytes between 1 B and 1024 TiB")
     return int(value)
