@@ -47,7 +47,8 @@ def recipe_question(
     """
     recipe = read_recipe(path)
     spec = recipe.named_model() if model is None else recipe.noted(load_model(model))
-    own = None if seq_len or gpus or batch else _own_plan(recipe)
+    is_same_run = not (seq_len or gpus or batch)
+    own = None if gpus else _own_plan(recipe, is_same_run)  # other lengths and batches leave its GPUs as they are
     seq_len = seq_len or recipe.values.get("seq_len")
     if seq_len is None:
         raise ForerunError(f"{recipe.place}: does not say how long a sequence is; give --seq-len")
@@ -57,20 +58,23 @@ def recipe_question(
     stated = {"stack": stack} if isinstance(stack, str) else {}
     base = Plan(**(kept | stated | {"seq_len": seq_len}))
     fixed = {name: value for name, value in unchosen_fields(base).items() if name not in options}
-    asks_the_same = own is not None and all(getattr(own, name) == value for name, value in options.items())
-    return RecipeQuestion(spec, seq_len, gpus, batch, {**fixed, **options}, own if asks_the_same else None)
+    is_own = own is not None and is_same_run and all(getattr(own, name) == value for name, value in options.items())
+    return RecipeQuestion(spec, seq_len, gpus, batch, {**fixed, **options}, own if is_own else None)
 
 
-def _own_plan(recipe: Recipe) -> Plan | None:
-    """Returns the plan that the recipe trains with, or None where it leaves GPUs or batch open."""
+def _own_plan(recipe: Recipe, is_asked_about: bool) -> Plan | None:
+    """Returns the plan that the recipe trains with, or None where it leaves GPUs or batch open.
+
+    Raises ImpossiblePlan for one that can't run, if it is asked about.
+    """
     if recipe.gpus is None and REST in (recipe.values.get("dp_shard"), recipe.values.get("dp_replicate")):
         return None
     values, batch, gpus = recipe.under({}, None, None)
     try:
         return complete_plan(values, n_gpus=gpus, global_batch=batch)
-    except ImpossiblePlan:
-        raise
-    except ForerunError:
+    except ForerunError as error:
+        if is_asked_about and isinstance(error, ImpossiblePlan):
+            raise
         return None
 
 
