@@ -7,6 +7,8 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # noqa: E402
 
+from forerun.common.errors import ForerunError  # noqa: E402
+from forerun.sources.trace.inside.kernels import shapes  # noqa: E402
 from forerun.sources.trace.inside.values import Oracle, known_value, set_value, share_value  # noqa: E402
 
 aten = torch.ops.aten
@@ -219,3 +221,31 @@ def test_masks_of_unknown_values_select_everything_and_counts_are_equal(oracle):
     assert len(shaped(oracle, aten.repeat_interleave.Tensor, unknown, output_size=3)) == 6
     assert shaped(oracle, aten.bincount.default, unknown, None, 3) == [2, 2, 2]
     assert shaped(oracle, aten.bincount.default, unknown) == [6]
+
+
+# -- operators without a fake version ------------------------------------------------------------------------------
+
+
+def test_shapes_of_fused_recurrent_cells_are_those_of_cuda():
+    gates, hx = torch.empty(4, 144), torch.empty(4, 48)
+    out, workspace = shapes._gru_cell(gates, gates, hx)
+    assert (out.shape, workspace.shape) == ((4, 48), (4, 5 * 48))  # RNN.cu keeps five values of each output
+    for has_bias in (True, False):
+        *gradients, of_state, first, second = shapes._gru_cell_backward(hx, workspace, has_bias)
+        assert [one.shape for one in (*gradients, of_state)] == [(4, 144), (4, 144), (4, 48)]
+        assert [one if one is None else one.shape for one in (first, second)] == [(144,) if has_bias else None] * 2
+
+
+def test_an_operator_is_tried_with_zeros_and_known_values_on_the_cpu():
+    with FakeTensorMode():
+        known, unknown = torch.empty(3), torch.empty(3, dtype=torch.float64)
+    set_value(known, torch.tensor([1.0, 2.0, 3.0]))
+    assert shapes.tried_on_cpu(aten.mul.Tensor, (known, known), {}).tolist() == [1, 4, 9]
+    assert shapes.tried_on_cpu(aten.add.Tensor, (unknown, known), {"alpha": 2}).tolist() == [2, 4, 6]
+    where = shapes.tried_on_cpu(aten.zeros.default, ([2],), {"device": torch.device("meta")})
+    assert where.device.type == "cpu"
+    large = torch.empty((1 << 25) + 1, device="meta")
+    with pytest.raises(ForerunError, match=r"aten.add.Tensor: .*its inputs are too large to run it on the CPU"):
+        shapes.tried_on_cpu(aten.add.Tensor, (large, large), {})
+    with pytest.raises(ForerunError, match=r"aten.mm.default: .*doesn't run on the CPU \(.+\); register one with"):
+        shapes.tried_on_cpu(aten.mm.default, (unknown, unknown), {})
