@@ -226,6 +226,108 @@ def test_slices_of_a_storage_are_told_apart_and_whole_reads_hold_them():
     assert region.kernels()[0][1] == 2 * BIG * HALF
 
 
+# -- the limits of compiled/inductor.yaml ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "mixed"),
+    [
+        (5120, 1024, True),  # as many elements as a kernel over rows and columns needs
+        (5119, 1024, False),
+        (4096, 1280, True),  # as many rows
+        (4095, 1290, False),
+        (6000, 3000, True),  # twice as many rows as columns
+        (5999, 3000, False),
+        (32768, 16384, True),  # as many columns
+        (32770, 16385, False),
+    ],
+)
+def test_sums_over_rows_and_over_columns_of_a_large_matrix_are_one_kernel(rows, columns, mixed):
+    kernels, big = norm_backward(rows, columns)
+    stages = 1 if columns >= 132 * 64 else 2
+    assert len(kernels) == (stages if mixed else stages + 1)
+    reads = [read for _, read, _ in kernels]
+    assert sum(read > 1.9 * big * HALF for read in reads) == (1 if mixed else 2)
+
+
+@pytest.mark.parametrize(("reads", "kernels"), [(8, 1), (9, 2)])
+def test_an_op_of_at_most_8_reads_is_computed_inside_its_only_reader(reads, kernels):
+    region = Region()
+    total = region.point(*[region.given(BIG) for _ in range(reads)])
+    region.reduce(total, elements=WIDTH, reduced=16, inner=False, kept=True)
+    found = region.kernels()
+    assert len(found) == kernels
+    assert found[0][1] == reads * BIG * HALF
+    assert found[-1][1] == (reads * BIG * HALF if kernels == 1 else BIG * FULL)
+
+
+@pytest.mark.parametrize(("reads", "copies"), [(4, 2), (5, 1)])
+def test_an_op_of_at_most_4_reads_is_computed_again_for_each_reader(reads, copies):
+    region = Region()
+    total = region.point(*[region.given(BIG) for _ in range(reads)])
+    region.product(region.point(total, width=HALF))
+    region.reduce(total, elements=WIDTH, reduced=16, inner=False, kept=True)
+    groups = fuse(region.nodes)
+    assert sum(0 in group.nodes for group in groups) == copies
+    assert sum(group.read_bytes >= reads * BIG * HALF for group in groups) == copies
+
+
+@pytest.mark.parametrize(("ops", "kernels"), [(64, 1), (65, 2), (128, 2), (129, 3)])
+def test_a_kernel_has_at_most_64_ops_that_write(ops, kernels):
+    region = Region()
+    x = region.given(BIG)
+    for _ in range(ops):
+        x = region.point(x, width=HALF, kept=True)
+    found = region.kernels()
+    assert len(found) == kernels
+    assert sum(written for _, _, written in found) == ops * BIG * HALF
+    assert sum(read for _, read, _ in found) == kernels * BIG * HALF
+
+
+@pytest.mark.parametrize(("between", "kernels"), [(63, 1), (64, 2)])
+def test_kernels_far_from_each_other_that_read_the_same_stay_apart(between, kernels):
+    region = Region()
+    x = region.given(BIG)
+    region.point(x, kept=True)
+    for number in range(between):
+        region.point(region.given(number + 1), elements=number + 1, kept=True)
+    region.point(x, kept=True)
+    assert sum(read == BIG * HALF for _, read, _ in region.kernels()) == kernels
+
+
+@pytest.mark.parametrize(("elements", "kernels"), [(5, 1), (4, 2)])
+def test_kernels_that_share_a_few_bytes_stay_apart(elements, kernels):
+    region = Region()
+    small = region.given(elements)
+    for _ in range(2):
+        region.point(small, region.given(BIG), width=HALF, kept=True)
+    found = region.kernels()
+    assert len(found) == kernels
+    assert sum(read for _, read, _ in found) == 2 * BIG * HALF + kernels * elements * HALF
+
+
+def test_reductions_over_other_elements_stay_apart():
+    for other, kernels in (({"elements": ROW, "reduced": WIDTH}, 1), ({"elements": ROW // 2, "reduced": 2 * WIDTH}, 2)):
+        region = Region()
+        x = region.given(BIG)
+        region.reduce(x, kept=True)
+        region.reduce(x, kept=True, **other)
+        assert len(region.kernels()) == kernels
+
+
+def test_parts_of_a_storage_that_overlap_are_read_once_only_where_one_is_inside_another():
+    region = Region()
+    storage = region.given(4 * BIG).storage
+    size = BIG * HALF
+    parts = [Access(storage, 2 * size, size), Access(storage, size, size), Access(storage, size, 2 * size)]
+    region.point(*parts, kept=True)
+    assert region.kernels()[0][1] == 2 * size
+    across = [Access(storage, 2 * size, size), Access(storage, size, 2 * size + 2), Access(storage, size, size - 2)]
+    region = Region()
+    region.point(*across, kept=True)
+    assert region.kernels()[0][1] == 4 * size
+
+
 def random_region(seed, size):
     chance, region = random.Random(seed), Region()
     made = [region.given(BIG) for _ in range(3)]
