@@ -1,13 +1,18 @@
 """Process groups of any size in one process: what is recorded, what is answered, and DDP on top."""
 
 import json
+import pickle
 import runpy
 import sys
 import textwrap
+from datetime import timedelta
 
 import pytest
 from virtual_process import run_virtual
 from warm_process import fork, wait
+
+from forerun.common.errors import ForerunError
+from forerun.sources.trace.inside.ranks.stores import FileStore, HashStore, TCPStore
 
 COMPUTE = 0
 
@@ -120,6 +125,25 @@ def answers(tmp_path_factory):
         part_of = [None]
         dist.scatter_object_list(part_of, list(range(8)), 3)
         result["objects"] += [mine, part_of]
+        result["object_bytes"] = {}
+
+        def talk(name, call):
+            recorder.start()
+            call()
+            rows = nodes()
+            result["object_bytes"][name] = [row[3] for row in rows if row[4]], [row[5] for row in rows if row[4]]
+            result["object_bytes"][name] += (len([row for row in rows if row[0] == "synchronize"]),)
+
+        own, lists, letter = [None] * 8, [None] * 8, [None]
+        talk("all_gather", lambda: dist.all_gather_object(own, "abc"))
+        talk("gather to another", lambda: dist.gather_object("abc", None, 0))
+        talk("gather", lambda: dist.gather_object("abc", lists, 3))
+        talk("broadcast", lambda: dist.broadcast_object_list(["abc", 1], 3))
+        talk("scatter", lambda: dist.scatter_object_list(letter, list("abcdefgh"), 3))
+        talk("on the host", lambda: dist.broadcast_object_list(["abc"], 3, device="cpu"))
+        result["gathered"] = [own, lists, letter]
+        result["no list"] = fails(lambda: dist.scatter_object_list(letter, None, 3))
+        result["any source"] = fails(lambda: dist.recv_object_list([None]))
         result["alone"] = [
             fails(lambda: dist.recv(torch.ones(2), 0)),
             fails(lambda: dist.send_object_list([1], 0)),
@@ -255,6 +279,57 @@ def test_known_data_is_answered_as_if_peers_held_the_same(answers):
 def test_objects_are_copies_of_this_ranks(answers):
     assert answers["objects"] == [{"rank": 3}, {"rank": 3}, False, [{"a": 1}], [3]]
     assert [name for name, _ in answers["object_nodes"]] == ["all_gather_object", "synchronize"] * 2
+
+
+def test_objects_travel_as_their_sizes_and_their_pickles(answers):
+    size = len(pickle.dumps("abc"))
+    pair, letters = len(pickle.dumps(["abc", 1])), len(pickle.dumps(list("abcdefgh")))
+    assert answers["object_bytes"] == {
+        "all_gather": [[8 * 8, 8 * size], ["int64", "uint8"], 2],
+        "gather to another": [[8 * 8, 8 * size], ["int64", "uint8"], 2],
+        "gather": [[8 * 8, 8 * size], ["int64", "uint8"], 2],
+        "broadcast": [[2 * 8, pair], ["int64", "uint8"], 2],
+        "scatter": [[8, letters], ["int64", "uint8"], 2],
+        "on the host": [[], [], 0],
+    }
+    assert answers["gathered"] == [["abc"] * 8, ["abc"] * 8, ["d"]]
+    assert "source rank must provide non-None scatter_object_input_list" in answers["no list"]
+    assert "recv_object_list from any source: name the source rank" in answers["any source"]
+
+
+def test_stores_of_one_address_share_what_they_hold(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    one, same, other = TCPStore("a.invalid", 1), TCPStore("a.invalid", 1), TCPStore("a.invalid", 2)
+    one.set("key", "value")
+    assert (same.get("key"), one.clone().get("key"), other.num_keys()) == (b"value", b"value", 0)
+    assert (one.add("count", 2), same.add("count", 1), one.get("count")) == (8, 12, b"12")  # by all four ranks
+    one.append("key", b"s")
+    one.append("new", "x")
+    assert one.multi_get(["key", "new"]) == [b"values", b"x"]
+    one.multi_set(["a", "b"], ["1", b"2"])
+    assert (one.list_keys(), one.num_keys()) == (["key", "count", "new", "a", "b"], 5)
+    assert (one.delete_key("a"), one.delete_key("a"), one.num_keys()) == (True, False, 4)
+    assert one.check(["nobody set it"])
+    assert (one.host, one.port) == ("a.invalid", 1)
+    assert one.timeout == timedelta(seconds=300)
+    one.set_timeout(timedelta(seconds=5))
+    assert one.timeout == timedelta(seconds=5)
+    assert FileStore("place").path == "place"
+    first, second = HashStore(), HashStore()
+    first.set("key", "value")
+    assert second.num_keys() == 0
+    with pytest.raises(ForerunError, match=r"store.get\('key'\): only another rank sets this key"):
+        second.get("key")
+
+
+def test_a_store_compares_before_it_sets():
+    store = HashStore()
+    assert store.compare_set("key", "other", "new") == b"other"  # not there, so the caller's expectation comes back
+    assert store.num_keys() == 0
+    assert store.compare_set("key", "", "new") == b"new"
+    assert store.compare_set("key", "other", "newer") == b"new"
+    assert store.compare_set("key", b"new", "newer") == b"newer"
+    assert store.compare_set("key", "", "newest") == b"newer"
 
 
 def test_what_only_a_peer_has_is_refused_by_name(answers):
