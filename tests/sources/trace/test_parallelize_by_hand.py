@@ -10,7 +10,9 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: E402
+from torch.distributed.tensor.debug import CommDebugMode  # noqa: E402
 from torch.nn.attention import SDPBackend  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -23,6 +25,13 @@ from forerun.sources.trace.inside.parallelize.checkpoint import checkpoint_layer
 from forerun.sources.trace.inside.parallelize.depth import keep_repeats, repeated_layers  # noqa: E402
 from forerun.sources.trace.inside.parallelize.mesh import Meshes  # noqa: E402
 from forerun.sources.trace.inside.parallelize.pipeline import cut_stage, own_stages, stage_sizes  # noqa: E402
+from forerun.sources.trace.inside.parallelize.tensor import (  # noqa: E402
+    Gathered,
+    LocalTokens,
+    ReplicatedWeights,
+    style_of,
+    tensor_parallel,
+)
 from forerun.sources.trace.inside.parallelize.training_loop import (  # noqa: E402
     Training,
     attention_of,
@@ -98,14 +107,15 @@ def test_overlap_cannot_be_left_out():
 
 
 @contextlib.contextmanager
-def ranks(world_size, rank=0):
-    """This process as one rank of many that say nothing, with groups that take a name as those of a trace do."""
+def ranks(world_size, rank=0, labels=False):
+    """This process as one rank of many that say nothing. With `labels` groups take a name as those of a trace do."""
     named = {}
     with pytest.MonkeyPatch.context() as patch:
         group_of = DeviceMesh.get_group
-        patch.setattr(
-            DeviceMesh, "get_group", lambda mesh: named.setdefault(group_of(mesh).group_name, SimpleNamespace())
-        )
+        if labels:
+            patch.setattr(
+                DeviceMesh, "get_group", lambda mesh: named.setdefault(group_of(mesh).group_name, SimpleNamespace())
+            )
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
         try:
             yield
@@ -126,7 +136,7 @@ def test_axes_of_one_rank_are_left_out():
 
 def test_the_last_axes_of_a_mesh_are_nearest():
     plan = planned(pp=2, dp_replicate=2, dp_shard=2, cp=2, tp=2, n_microbatches=2, cp_method="ring")
-    with ranks(32, rank=13):  # 13 = 0b01101: pp 0, dp_replicate 1, dp_shard 1, cp 0, tp 1
+    with ranks(32, rank=13, labels=True):  # 13 = 0b01101: pp 0, dp_replicate 1, dp_shard 1, cp 0, tp 1
         meshes = Meshes(plan, "cpu")
         assert members(meshes.axis("tp")) == [12, 13]
         assert members(meshes.axis("cp")) == [13, 15]
@@ -143,7 +153,7 @@ def test_the_last_axes_of_a_mesh_are_nearest():
 @pytest.mark.parametrize("dp_replicate", [1, 2])
 def test_experts_are_spread_within_the_ranks_that_shard(dp_replicate):
     plan = planned(dp_replicate=dp_replicate, dp_shard=4, tp=2, ep=2)
-    with ranks(8 * dp_replicate):
+    with ranks(8 * dp_replicate, labels=True):
         meshes = Meshes(plan, "cpu")
         assert members(meshes.axis("ep")) == [0, 2]
         assert members(meshes.axis("dp_shard")) == [0, 2, 4, 6]
@@ -159,14 +169,14 @@ def test_experts_are_spread_within_the_ranks_that_shard(dp_replicate):
 
 
 def test_experts_on_all_ranks_that_shard_leave_units_of_one_rank():
-    with ranks(4):
+    with ranks(4, labels=True):
         meshes = Meshes(planned(dp_shard=4, ep=4), "cpu")
         assert members(meshes.expert_sharded()) == [0]
         assert members(meshes.experts()) == [0, 1, 2, 3]
 
 
 def test_experts_take_the_ranks_of_a_context_first():
-    with ranks(8):
+    with ranks(8, labels=True):
         meshes = Meshes(planned(dp_shard=4, cp=2, ep=4, cp_method="ring"), "cpu")
         assert members(meshes.axis("ep")) == [0, 1, 2, 3]
         assert members(meshes.expert_sharded()) == [0, 4]
@@ -176,11 +186,11 @@ def test_experts_take_the_ranks_of_a_context_first():
 
 
 def test_ranks_that_hold_everything_are_one_axis_for_ddp():
-    with ranks(4):
+    with ranks(4, labels=True):
         meshes = Meshes(planned(dp_replicate=4), "cpu")
         assert members(meshes.replicated()) == [0, 1, 2, 3]
         assert meshes.sharded() is None
-    with ranks(4):
+    with ranks(4, labels=True):
         meshes = Meshes(planned(dp_replicate=2, cp=2, zero_stage=0, cp_method="ring"), "cpu")
         assert members(meshes.replicated()) == [0, 1, 2, 3]
 
@@ -324,6 +334,90 @@ def test_dtypes_of_activations_and_gradients():
     assert [dtype for _, dtype in of] == expected
     assert data.reduce_dtype(planned(reduce_dtype="auto")) == torch.float32
     assert data.reduce_dtype(planned(reduce_dtype="bf16")) == torch.bfloat16
+
+
+# -- tensor parallelism ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", [ReplicatedWeights, LocalTokens])
+def test_weights_that_see_other_tokens_on_each_rank_have_partial_gradients(style):
+    with ranks(2):
+        mesh = init_device_mesh("cpu", (2,))
+        module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
+        module[1].bias.requires_grad_(False)
+        style()._apply(module, mesh)
+        x = torch.ones(3, 4)
+        given = DTensor.from_local(x, mesh, (Shard(0),), run_check=False) if style is LocalTokens else x
+        with CommDebugMode() as counted:
+            out = module(given)
+            assert type(out) is torch.Tensor
+            assert out.shape == (3, 4)
+            out.sum().backward()
+        assert counted.get_total_counts() == 0
+        weights = list(module.parameters())
+        assert [weight.placements for weight in weights] == [(Replicate(),)] * 3  # again, after the forward pass
+        assert [weight.requires_grad for weight in weights] == [True, True, False]
+        assert [weights[number].grad.placements for number in (0, 1)] == [(Partial(),)] * 2
+
+
+def test_an_input_that_is_split_along_the_sequence_is_gathered_once():
+    with ranks(2):
+        mesh = init_device_mesh("cpu", (2,))
+        module, whole = nn.Identity(), torch.ones(2, 3, 4)
+        Gathered()._apply(module, mesh)
+        (gather,) = module._forward_pre_hooks.values()
+        for given in (whole, DTensor.from_local(whole, mesh, (Shard(1),), run_check=False)):
+            with CommDebugMode() as counted:
+                first, second = gather(module, (given, "the rest"))
+            assert counted.get_total_counts() == 1
+            assert (first.placements, tuple(first.shape), second) == ((Replicate(),), (2, 6, 4), "the rest")
+
+
+@pytest.mark.parametrize(
+    ("word", "inputs", "outputs"),
+    [
+        ("colwise", Replicate(), Shard(-1)),
+        ("rowwise", Shard(-1), Replicate()),
+        ("colwise_rep", Replicate(), Replicate()),
+        ("rowwise_rep", Replicate(), Replicate()),
+        ("embedding_rowwise", Replicate(), Replicate()),
+    ],
+)
+def test_words_of_hugging_face_say_how_inputs_and_outputs_lie(word, inputs, outputs):
+    style = style_of("a", word, planned(tp=2), False, pytest.fail)
+    assert (style.input_layouts, style.output_layouts) == ((inputs,), (outputs,))
+
+
+def test_the_head_makes_sharded_logits_for_a_loss_over_the_vocabulary():
+    sharded = planned(tp=2, loss_parallel=True)
+    head = style_of("head", "colwise_gather_output", sharded, True, pytest.fail)
+    assert (head.output_layouts, head.use_local_output) == ((Shard(-1),), False)
+    for plan, is_head, word in ((planned(tp=2, loss_parallel=False), True, "colwise_gather_output"),
+                                (sharded, False, "colwise_gather_output")):  # fmt: skip
+        assert style_of("head", word, plan, is_head, pytest.fail).output_layouts == (Replicate(),)
+    assert style_of("head", "rowwise", sharded, True, pytest.fail).output_layouts == (Replicate(),)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(4, 4)
+
+
+def test_keys_that_match_nothing_are_noted_and_others_are_sharded():
+    with ranks(2):
+        mesh = init_device_mesh("cpu", (2,))
+        model = nn.Module()
+        model.layers = nn.ModuleList([Layer(), Layer()])
+        notes = []
+        given = {"layers.*.proj": "colwise", "layers.*.proj.weight": "colwise", "gone": "rowwise"}
+        tensor_parallel(model, mesh, planned(tp=2), given, notes.append)
+        assert [one.proj.weight.placements for one in model.layers] == [(Shard(0),)] * 2
+        assert notes == ["tp_plan: 'gone' matches no submodule of Module; skipped"]
+        with pytest.raises(ForerunError, match="none of its 1 keys matches a submodule of Module"):
+            tensor_parallel(model, mesh, planned(tp=2), {"gone": "rowwise"}, notes.append)
+        with pytest.raises(ForerunError, match="tp 2: Module has no tp_plan and no module named as in Llama"):
+            tensor_parallel(model, mesh, planned(tp=2), None, notes.append)
 
 
 # -- the step ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ and remembers the device that it stands for, so that tensors made of it are fake
 # This module replaces functions of torch, which torch's types don't allow.
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ def _rebuild_on_device(mode: VirtualMode) -> None:
             return plain(storage, offset, size, stride)
         return _tensor_of(mode, storage._untyped_storage, storage.dtype, offset, size, stride)
 
+    @functools.wraps(with_dtype)  # by whose name torch.load knows that it is safe
     def rebuild_v3(
         storage: Any, offset: int, size: Any, stride: Any, grad: bool, hooks: Any, dtype: Any, *rest: Any
     ) -> Any:

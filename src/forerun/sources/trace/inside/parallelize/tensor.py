@@ -46,10 +46,6 @@ class Gathered(ParallelStyle):
 class ReplicatedWeights(ParallelStyle):
     """Replicates weights whose module sees different tokens on each rank: their gradients are partial sums."""
 
-    def __init__(self, partial: bool = True) -> None:
-        super().__init__()
-        self.partial = partial
-
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
         for part in module.modules():
             for name, weight in list(part.named_parameters(recurse=False)):
@@ -57,7 +53,7 @@ class ReplicatedWeights(ParallelStyle):
                     continue  # Expert parallelism has sharded this weight.
                 shared = DTensor.from_local(weight, device_mesh, (Replicate(),), run_check=False)
                 part.register_parameter(name, nn.Parameter(shared, weight.requires_grad))
-        LocalWeights((Partial(),) if self.partial else (Replicate(),)).attach(module)
+        LocalWeights((Partial(),)).attach(module)
         return module
 
 
