@@ -351,6 +351,8 @@ def test_the_size_of_the_world_costs_nothing(tmp_path):
             dist.init_process_group(backend)
             devices = [str(device) for device in dist.group.WORLD._device_types]
             worlds.append([dist.group.WORLD.label, dist.get_backend(), devices])
+            whole = init_device_mesh("cuda", (world,)).get_group()
+            result.setdefault("meshes", []).append([whole is dist.group.WORLD, whole.label])
             dist.destroy_process_group()
         result["worlds"] = worlds
         begin = time.process_time()
@@ -368,6 +370,8 @@ def test_the_size_of_the_world_costs_nothing(tmp_path):
     )
     assert took["sizes"] == [1024, 2, 8, 2048]
     assert took["setup_s"] < 1.0
+    # torch gives a mesh of all ranks a group with NCCL where that of all ranks has Gloo alone
+    assert took["meshes"] == [[True, "world"], [False, "world#2"], [True, "world"], [True, "world"]]
     assert took["worlds"] == [
         ["world", "nccl", ["cuda"]],
         ["world", "gloo", ["cpu", "cuda"]],
