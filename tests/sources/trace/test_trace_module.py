@@ -194,9 +194,15 @@ def test_tokens_travel_to_experts_and_back():
 @pytest.mark.slow
 def test_keys_that_match_nothing_are_told_and_the_caller_stays_as_it_was():
     feed_forward = {f"layers.*.feed_forward.w{i}": "rowwise" if i == 2 else "colwise" for i in (1, 2, 3)}
-    new, available = torch.nn.Parameter.__new__, torch.cuda.is_available()
+    new, available, threads = torch.nn.Parameter.__new__, torch.cuda.is_available(), torch.get_num_threads()
+
+    def model():
+        assert torch.get_num_threads() == 1, "threads of autograd's engine would race in a forked process"
+        return llama.Llama(replace(SMALL, n_layers=2))
+
+    torch.set_num_threads(2)
     program = trace_module(
-        lambda: llama.Llama(replace(SMALL, n_layers=2)),
+        model,
         tokens,
         Plan(seq_len=SEQ, tp=2),
         tp_plan=feed_forward | {"layers.*.attention.w_query": "colwise"},
@@ -210,6 +216,8 @@ def test_keys_that_match_nothing_are_told_and_the_caller_stays_as_it_was():
             Plan(seq_len=SEQ, tp=2),
             tp_plan={"layers.*.attention.w_query": "colwise"},
         )
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)
     assert torch.nn.Parameter.__new__ is new
     assert torch.cuda.is_available() == available
     assert torch.ones(3).sum().item() == 3
