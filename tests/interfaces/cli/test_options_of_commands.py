@@ -1,4 +1,5 @@
-"""Names, kinds, bounds and defaults of the options of every command are what `options.txt` holds.
+"""Names, kinds, bounds and defaults of the options of every command are what `options.txt` holds, and which default the
+help says where the command finds it.
 
 Scripts of users rely on them. Where one changes on purpose, `python tests/interfaces/cli/test_options_of_commands.py`
 writes the file anew: read the difference before you commit it, and say it in CHANGELOG.md.
@@ -7,6 +8,7 @@ writes the file anew: read the difference before you commit it, and say it in CH
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -48,6 +50,7 @@ def lines_of(name: str, command: Callable[..., Any]) -> Iterator[str]:
         words.append(
             "required" if one.default is one.empty else f"default {getattr(one.default, 'value', one.default)!r}"
         )
+        words += re.findall(r"\(default:? .*?\)", about.help or "")
         yield "  ".join(words)
 
 
