@@ -11,6 +11,8 @@ from command_here import run_here
 
 from forerun.answers.jobs.placement import Shape
 from forerun.common.errors import ForerunError
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.types import KernelRates
 from forerun.interfaces.cli import (
     calibrate,
     cluster,
@@ -301,3 +303,19 @@ def test_a_calibration_takes_files_or_tables_and_keeps_what_is_in_its_profile(mo
         assert (done.returncode, done.stderr[:25]) == (2, "error: give measurements:")
     done = run_here(tmp_path, *command[:2], "--kernels", "k", "--profile-out", "mine.txt")
     assert done.stderr == "error: --profile-out mine.txt: a profile's file ends in .yaml or .yml; rename it\n"
+
+
+@pytest.mark.parametrize(("stack", "told"), [("torchtitan", "torchtitan"), ("", None)])
+def test_a_program_is_predicted_as_the_options_say(stack, told, monkeypatch):
+    asked = []
+    monkeypatch.setattr(profile_compare, "predict_program", lambda *given, **how: asked.append((given, how)))
+    under = Hand(topology=lambda where: ("network of", where.name), tokens_per_step=4096)
+    where = load_cluster("h100-sxm")
+    predictor = profile_compare._Predictor(where, under, stack, program="program", gpus=16)
+    predictor(KernelRates(), "measured")
+    (((program, cluster), how),) = asked
+    assert (program, cluster) == ("program", where)
+    assert how == {
+        "n_gpus": 16, "network": ("network of", "h100-sxm"), "measured": "measured", "tokens_per_step": 4096,
+        "stack": told, "whole_timeline": True,
+    }  # fmt: skip

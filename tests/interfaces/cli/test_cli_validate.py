@@ -8,7 +8,8 @@ from types import SimpleNamespace as Hand
 import pytest
 from command_here import run_here
 
-from forerun.interfaces.cli import validate
+from forerun.common.errors import ForerunError
+from forerun.interfaces.cli import traced_options, validate
 from forerun.interfaces.cli.traced_options import TracedOptions
 
 FILES = ("validate", "a.csv", "b.csv", "--models", "m.yaml", "--hardware", "h.yaml")
@@ -119,3 +120,32 @@ def test_what_can_not_be_judged_is_one_line(judged, words, told, monkeypatch):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {told}")
     assert done.stderr.count("\n") == 1
+
+
+def test_traced_programs_are_those_of_rows_and_of_one_repository(monkeypatch, capsys):
+    known = Hand(repositories=("titan", "nano"))
+    monkeypatch.setattr(traced_options, "programs", lambda: known)
+    monkeypatch.setattr(
+        traced_options, "run_of_row", lambda _: {"gpt-1": Hand(repository="titan"), "y": Hand(repository="nano")}
+    )
+    monkeypatch.setattr(traced_options, "run", lambda rows, *_: [row.id for row in rows])
+    monkeypatch.setattr(traced_options, "trace_rows", lambda rows, *asked: (rows, asked[3], asked[4]))
+    monkeypatch.setattr(traced_options, "build_traced_report", lambda results: {"rows": results[0]})
+    monkeypatch.setattr(traced_options, "markdown", lambda results: f"| {results[0]} |\n")
+    monkeypatch.setattr(traced_options, "print_traced", lambda results, out: out.print(f"{results[0]} {results[2]}"))
+    rows = [row for each in ROWS.values() for row in each]
+
+    def judged(as_json=False, **options):
+        TracedOptions(**{"programs": "clones", **options}).judge(rows, None, None, as_json)
+        return capsys.readouterr().out
+
+    assert judged() == "['gpt-1', 'y'] 1\n"
+    assert judged(only="nano", trace_workers=3) == "['y'] 3\n"
+    assert judged(only="titan", markdown=True) == "| ['gpt-1'] |\n"
+    assert json.loads(judged(as_json=True, markdown=True))["rows"] == ["gpt-1", "y"]
+    for options, told in (
+        ({"only": "other"}, "no row has a program; known: titan, nano"),
+        ({"programs": None}, "give the folder with your clones of the repositories"),
+    ):
+        with pytest.raises(ForerunError, match=f"--traced: {told}"):
+            judged(**options)
