@@ -319,3 +319,16 @@ def test_a_program_is_predicted_as_the_options_say(stack, told, monkeypatch):
         "n_gpus": 16, "network": ("network of", "h100-sxm"), "measured": "measured", "tokens_per_step": 4096,
         "stack": told, "whole_timeline": True,
     }  # fmt: skip
+
+
+def test_the_prediction_beside_a_snapshot_is_that_of_predict(monkeypatch, tmp_path):
+    shown = []
+    stand_in(monkeypatch, profile_compare, read_memory_snapshot=None)
+    monkeypatch.setattr(
+        profile_compare, "snapshot_record", lambda _, prediction, top: (shown.append(prediction), {})[1]
+    )
+    plan_of_it = ("--cluster", "h100-sxm", "--seq-len", "1024", "--dp-shard", "8", "--micro-batch", "2", "--json")
+    assert run_here(tmp_path, "profile", "memory", "x.pickle", "--model", "gpt2-small", *plan_of_it).returncode == 0
+    told = json.loads(run_here(tmp_path, "predict", "gpt2-small", *plan_of_it).stdout)
+    for name in ("step_time_s", "peak_allocated_gib", "peak_reserved_gib", "n_gpus"):
+        assert getattr(shown[0], name) == pytest.approx(told[name], rel=1e-6)
