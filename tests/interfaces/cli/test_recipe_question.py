@@ -58,3 +58,5 @@ def test_a_plan_that_can_not_run_is_refused_unless_another_run_is_asked_about(tm
         recipe_question(tmp_path / "train.toml", None, {}, None, None, None)
     found = recipe_question(tmp_path / "train.toml", None, {}, None, 8, 32)
     assert (found.batch, found.plan) == (32, None)
+    with pytest.raises(ForerunError, match="does not say on how many GPUs it runs; give --gpus"):
+        recipe_question(tmp_path / "train.toml", None, {}, None, None, 32)
