@@ -1,6 +1,8 @@
-"""The workspaces that PyTorch keeps for cuBLAS."""
+"""The workspaces that PyTorch and Transformer Engine keep for cuBLAS."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +10,14 @@ from saved_programs import H100, plan_of, program_of
 
 from forerun.answers.analysis.predict_program import predict_program
 from forerun.common.units import GIB, MIB
+from forerun.core.memory.profile import profile
 from forerun.core.memory.workspaces import workspace_count
 from forerun.core.program.types import Phase
 from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.plan import Plan
+from forerun.describe.stacks.catalog import load_stack
+from forerun.sources.symbolic.build import build
 
 
 @pytest.mark.parametrize(("cluster", "each_mib"), [("h100-sxm", 32), ("a100-sxm", 8.125)])
@@ -23,6 +30,25 @@ def test_workspaces_are_allocated_throughout(cluster: str, each_mib: float) -> N
     more = (held.peak_allocated_gib - without.peak_allocated_gib) * GIB
     assert more == pytest.approx(2 * each_mib * MIB)
     assert held.peak_reserved_gib >= without.peak_reserved_gib
+
+
+@pytest.mark.parametrize(
+    ("cluster", "stack", "mib"),
+    [
+        ("h100-sxm", "torchtitan", 2 * 32),
+        ("h100-sxm", "megatron-core", 2 * 32 + 32),  # and Transformer Engine's own
+        ("h100-sxm", "megatron-core-local", 2 * 32),
+        ("a100-sxm", "megatron-core", 2 * 8.125 + 4),
+        ("mi300x", "torchtitan", 2 * 128),
+        ("h100-sxm", "mxnet-vision", 0),
+    ],
+)
+def test_a_plan_has_those_of_its_framework(cluster: str, stack: str, mib: float) -> None:
+    place, model, own = load_cluster(cluster), load_model("gpt2-small"), load_stack(stack)
+    plan = Plan(seq_len=1024, micro_batch=2, dp_replicate=2, zero_stage=0, stack=stack)
+    bare = replace(own, blas_workspaces=0, transformer_engine=False)
+    peaks = [max(one.peak_bytes for one in profile(build(model, plan, place, some))) for some in (own, bare)]
+    assert peaks[0] - peaks[1] == mib * MIB
 
 
 def test_each_thread_and_stream_with_products_has_its_own() -> None:

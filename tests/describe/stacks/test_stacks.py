@@ -86,6 +86,7 @@ def test_a_stack_that_states_no_numbers_has_an_eager_host_and_the_devices_rates(
         if type(getattr(PLAIN, field.name)) in (int, float) and getattr(PLAIN, field.name)
     }
     assert numbers == {
+        "blas_workspaces": 2,
         "padded_vocab_multiple": 1,
         "issue_us": 6.0,
         "compiled_issue_us": 2.5,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from forerun.core.program.types import Category, Program
@@ -210,7 +211,7 @@ def test_parameters_on_the_host_are_fetched_and_their_gradients_brought_back() -
     assert kernels_of(program, "layer.reduce")[-1] == moves("layer.grads_out", 4 * LAYER / SHARDS, 1, 0)
     assert "gradient" not in {held.category for held in held_by(program, "layer.reduce")}
     resident = program.rank_classes[0].resident_bytes
-    assert not resident.any()
+    assert np.flatnonzero(resident).tolist() == [Category.TEMPORARY], "workspaces of cuBLAS"
     # the host reads gradient, weight and two states, and writes weight and states
     assert kernels_of(program, "optimizer")[-2] == moves("optimizer.on_host", (16 + 12) * ALL / SHARDS, 1, OPTIMIZER)
     assert nodes_of(program, "optimizer")[-3:] == [

@@ -51,8 +51,6 @@ def both(name):
     # The programs do nothing between two steps.
     stack = replace(load_stack(STACK), step_us=0.0)
     modelled = simulate_setup(Setup(spec, plan, cluster, replays=True, changed_stack=stack))
-    # The symbolic path does not have the workspaces of cuBLAS.
-    traced = replace(traced, meta={**traced.meta, "blas_workspaces": [0]})
     return predict_program(traced, cluster, stack=STACK).prediction, modelled.prediction
 
 

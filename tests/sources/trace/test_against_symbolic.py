@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from forerun.core.program.types import Collective, Phase  # noqa: E402
 from forerun.describe.cluster.catalog import load_cluster  # noqa: E402
 from forerun.describe.model.spec import ModelSpec, MoESpec  # noqa: E402
 from forerun.describe.plan.plan import Plan  # noqa: E402
+from forerun.describe.stacks.catalog import load_stack  # noqa: E402
 from forerun.sources.symbolic.build import build  # noqa: E402
 from forerun.sources.trace.module import trace_module  # noqa: E402
 
@@ -94,7 +95,8 @@ def both(mode):
     )
     tokens = torch.empty(1, SEQ, dtype=torch.int64, device="meta")
     traced = trace_module(lambda: llama.Llama(config), tokens, plan_of(mode), fold=False)
-    return traced, build(spec, plan_of(mode), load_cluster("h100-sxm"))
+    stack = replace(load_stack("pytorch"), blas_workspaces=0)  # a trace counts them, and a prediction adds them
+    return traced, build(spec, plan_of(mode), load_cluster("h100-sxm"), stack)
 
 
 def flops(program, kind, phase, role):

@@ -18,6 +18,7 @@ from forerun.describe.cluster.catalog import load_cluster  # noqa: E402
 from forerun.describe.cluster.types import KernelRates  # noqa: E402
 from forerun.describe.model.convolutional import load_convolutional  # noqa: E402
 from forerun.describe.plan.plan import Plan  # noqa: E402
+from forerun.describe.stacks.catalog import load_stack  # noqa: E402
 from forerun.sources.symbolic.build import build  # noqa: E402
 from forerun.sources.trace.module import trace_module  # noqa: E402
 
@@ -63,7 +64,8 @@ def both(mode):
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         fold=False,
     )
-    made = build(load_convolutional(name), replace(p, precision="fp16") if autocast else p, CLUSTER)
+    stack = replace(load_stack(p.stack), blas_workspaces=0)  # a trace counts them, and a prediction adds them
+    made = build(load_convolutional(name), replace(p, precision="fp16") if autocast else p, CLUSTER, stack)
     return traced, made
 
 

@@ -21,6 +21,7 @@ from forerun.core.cost.memory_bound import memory_rates
 from forerun.core.cost.rates import rates_of
 from forerun.core.memory.outside import context_bytes, least_communicator_bytes
 from forerun.core.memory.reserved import reserve_model
+from forerun.core.memory.workspaces import workspace_bytes
 from forerun.core.program.types import F64
 from forerun.describe.model.parameters import layer_parameters, outer_parameters
 from forerun.describe.model.spec import ModelSpec
@@ -105,6 +106,8 @@ class Screening:
         cluster = runs.cluster
         self._available = float(cluster.device.memory_bytes - context_bytes(self.stack))
         self._communicator = least_communicator_bytes(cluster)
+        workspaces = self.stack.blas_workspaces, self.stack.transformer_engine
+        self._workspaces = workspace_bytes(cluster.device.architecture, *workspaces)
         rates, self.rates = memory_rates(cluster.device), rates_of(cluster, self.stack)
         bytes_per_s = min(rates.bytes_per_s * self.rates.memory, rates.peak_bytes_per_s)
         self.s_per_byte = 0.0 if runs.measured is not None else 1.0 / bytes_per_s
@@ -189,9 +192,9 @@ class Screening:
         of the rest.
         """
         columns = np.array(np.broadcast_arrays(*parts, out.time_s[rows])[:-1])
-        total = columns.sum(axis=0)
+        total = columns.sum(axis=0) + self._workspaces
         out.held_bytes[rows] = np.maximum(out.held_bytes[rows], total)
-        total = total + reserve_model().least_slack * np.maximum(0.0, total - resident)
+        total = total + reserve_model().least_slack * np.maximum(0.0, total - resident - self._workspaces)
         more = total > out.need_bytes[rows]
         cause = np.argmax(columns, axis=0)
         out.cause[rows] = np.where(more, cause, out.cause[rows])

@@ -1,4 +1,4 @@
-"""The workspaces of cuBLAS, which PyTorch allocates once and keeps."""
+"""The workspaces of cuBLAS, which PyTorch and Transformer Engine allocate once and keep."""
 
 from __future__ import annotations
 
@@ -21,16 +21,24 @@ class WorkspaceModel:
     blas_kib: dict[str, int]
     """size by the architecture of the device"""
     blas_source: str
+    transformer_engine_kib: dict[str, int]
+    """size of Transformer Engine's own by the architecture of the device"""
+    transformer_engine_source: str
+
+
+def workspace_bytes(architecture: str, count: int, transformer_engine: bool = False) -> int:
+    """Returns the bytes of `count` workspaces on a device of `architecture`, and of Transformer Engine's own."""
+    model = shipped(WorkspaceModel, "forerun.core.memory", "workspaces.yaml")
+    size, own = (sizes.get(architecture, sizes[_OTHER]) for sizes in (model.blas_kib, model.transformer_engine_kib))
+    return (size * count + own * transformer_engine) * KIB
 
 
 def with_workspaces(program: Program, counts: Sequence[int], architecture: str) -> Program:
     """Returns `program` with the workspaces of each rank class, `counts`, as memory that lasts through the step."""
-    sizes = shipped(WorkspaceModel, "forerun.core.memory", "workspaces.yaml").blas_kib
-    size = sizes.get(architecture, sizes[_OTHER]) * KIB
 
     def with_own(cls: RankClass, count: int) -> RankClass:
         more = np.zeros_like(cls.resident_bytes)
-        more[Category.TEMPORARY] = size * count
+        more[Category.TEMPORARY] = workspace_bytes(architecture, count)
         return replace(cls, resident_bytes=cls.resident_bytes + more)
 
     classes = map(with_own, program.rank_classes, counts)

@@ -183,6 +183,11 @@ class Stack:
     """whether queries, keys and values have one matrix"""
     fused_bias_grad: bool = False
     """whether the matrix multiplication also makes the bias gradients"""
+    blas_workspaces: int = 2
+    """number of workspaces that the framework gives cuBLAS: PyTorch has one for the thread that runs the program and
+    one for that of autograd"""
+    transformer_engine: bool = False
+    """whether Transformer Engine multiplies the matrices of layers, in a workspace of its own"""
     fp8_cast: Style = "fused"
     """casts of operands to fp8"""
     fp8_caches_weights: bool = False

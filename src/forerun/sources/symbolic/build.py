@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from forerun.core.memory.workspaces import workspace_bytes
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.tensors import tensors_of
 from forerun.core.program.types import I64, Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
@@ -41,7 +42,7 @@ def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: 
 
     Raises ImpossiblePlan for an impossible schedule.
     """
-    return _Builder(staged_model(model, plan, cluster, stack)).program()
+    return _Builder(staged_model(model, plan, cluster, stack), cluster.device.architecture).program()
 
 
 def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Staged:
@@ -59,8 +60,9 @@ _Piece = tuple[Action, Part, int, bool]
 
 
 class _Builder:
-    def __init__(self, staged: Staged) -> None:
+    def __init__(self, staged: Staged, architecture: str) -> None:
         self.staged, self.kernels, self.plan = staged, staged.kernels, staged.kernels.plan
+        self.architecture = architecture
         plan, stack = self.plan, self.kernels.stack
         self.parallel = DataParallel(self.kernels)
         self.blocks: list[Block] = []
@@ -170,6 +172,10 @@ class _Builder:
             # with adapters or offloaded parameters the reference is the frozen model itself
             resident[Category.PARAMETER] += round(held_frozen_bytes(self.plan, self._reference_weights(parts)))
         resident[Category.COMMUNICATION] += self.wires.buffer_bytes(stages)
+        stack = self.kernels.stack
+        resident[Category.TEMPORARY] += workspace_bytes(
+            self.architecture, stack.blas_workspaces, stack.transformer_engine
+        )
         return resident
 
     def _weights(self, parts: list[Part], rank: int) -> Weights:
