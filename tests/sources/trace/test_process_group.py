@@ -77,6 +77,11 @@ def answers(tmp_path_factory):
         part("batch", batch)
         part("send", lambda: dist.send(x, 4))
         part("future", lambda: dist.all_reduce(x, async_op=True).get_future().then(lambda f: f.value()[0].cos()).wait())
+        work = dist.all_reduce(x, async_op=True)
+        result["polled"] = [work.is_completed(), work.is_success(), work.exception()]
+        result["result"] = [work.result()[0] is x, work.source_rank()]
+        part("synchronize", lambda: dist.all_reduce(x, async_op=True).synchronize())
+        part("block", lambda: dist.all_reduce(x, async_op=True).block_current_stream())
         sharded = distribute_tensor(torch.empty(8, 8, device="cuda"), mesh["tp"], [Shard(0)])
         symmetric = torch.distributed._symmetric_memory
         symmetric.enable_symm_mem_for_group(mesh["tp"].get_group().group_name)
@@ -252,6 +257,19 @@ def test_a_message_alone_has_a_stream_for_its_pair(answers):
     (send,), _ = comm(answers, "send")
     assert (send[4], send[6]) == ("p2p world 3-4", 4)
     assert send[1] not in (COMPUTE, comm(answers, "async")[0][0][1])
+
+
+def test_a_program_that_polls_a_collective_goes_on(answers):
+    """All that a peer would do is done at once, so a loop until `is_completed()` ends."""
+    assert answers["polled"] == [True, True, None]
+    assert answers["result"] == [True, -1]
+
+
+@pytest.mark.parametrize("part", ["synchronize", "block"])
+def test_other_ways_to_wait_for_a_collective_are_waits_of_the_stream(answers, part):
+    (node,), last = comm(answers, part)
+    assert node[1] != COMPUTE
+    assert last[2] == [node[7]]
 
 
 def test_callbacks_of_a_future_have_a_stream_of_their_own(answers):

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,6 +14,7 @@ from forerun.common.errors import ForerunError
 pytest.importorskip("torch", reason="tracing needs torch")
 from version_programs import PLANS, WHOLE, counts, traced
 
+from forerun.sources.trace.inside.torch_versions import torch_2_12
 from forerun.sources.trace.inside.torch_versions.adapters import ADAPTERS
 from forerun.sources.trace.inside.torch_versions.supported import (
     FIRST,
@@ -50,6 +53,56 @@ def test_a_version_newer_than_those_tested_is_noted():
 def test_adapters_run_from_the_newest_to_the_oldest():
     assert [one.last for one in ADAPTERS] == sorted((one.last for one in ADAPTERS), reverse=True)
     assert all(FIRST <= one.last < LAST for one in ADAPTERS)
+
+
+def c10d_of_2_12():
+    """The tables of torch.distributed before any group, with what 2.12 has of the functions that fill them."""
+    names = ("pg_map", "pg_names", "pg_backend_config", "pg_group_ranks", "tags_to_pg", "pg_to_tag", "registered")
+    world = SimpleNamespace(**{name: {} for name in names})
+    return SimpleNamespace(_world=world, _register_process_group=world.registered.__setitem__)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tag", "tags"),
+    [
+        ({}, "ptd:pairs", ["ptd:pairs"]),
+        ({"add_to_default_tag": True}, "ptd:pairs", ["", "ptd:pairs"]),
+        ({"pg_tag": "user:mine", "add_to_default_tag": True}, "user:mine", ["", "user:mine"]),
+    ],
+)
+def test_torch_2_12_registers_a_group_as_newer_ones_do(settings, tag, tags, monkeypatch):
+    older = c10d_of_2_12()
+    monkeypatch.setattr(torch_2_12, "c10d", older)
+    torch_2_12.adapt()
+    older._register_pg_in_world("group", "nccl", "store", "pairs", "cuda:nccl", **settings)
+    assert vars(older._world) == {
+        "pg_map": {"group": ("nccl", "store")},
+        "pg_names": {"group": "pairs"},
+        "pg_backend_config": {"group": "cuda:nccl"},
+        "pg_group_ranks": {},
+        "tags_to_pg": {name: ["group"] for name in tags},
+        "pg_to_tag": {"group": tag},
+        "registered": {"pairs": "group"},
+    }
+    newer, tables = import_module("torch.distributed.distributed_c10d"), c10d_of_2_12()
+    if minor_release() > (2, 12):
+        for name, value in vars(tables).items():
+            monkeypatch.setattr(newer, name, value)
+        newer._register_pg_in_world("group", "nccl", "store", "pairs", "cuda:nccl", **settings)
+        assert vars(tables._world) == vars(older._world)
+
+
+def test_torch_2_12_takes_the_reason_for_which_a_frame_is_skipped(monkeypatch):
+    class ConvertFrameReturn:
+        def __init__(self, strategy="skip", apply_to_code=True):
+            self.strategy, self.apply_to_code = strategy, apply_to_code
+
+    older = SimpleNamespace(ConvertFrameReturn=ConvertFrameReturn)
+    monkeypatch.setattr(torch_2_12, "import_module", {"torch._dynamo.types": older}.__getitem__)
+    torch_2_12.adapt_compiler()
+    made = older.ConvertFrameReturn("run", apply_to_code=False, skip_reason="too deep")
+    assert isinstance(made, ConvertFrameReturn)
+    assert vars(made) == {"strategy": "run", "apply_to_code": False}
 
 
 def test_this_torch_has_every_private_part_that_tracing_leans_on():

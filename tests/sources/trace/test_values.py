@@ -236,6 +236,23 @@ def test_shapes_of_fused_recurrent_cells_are_those_of_cuda():
         assert [one if one is None else one.shape for one in (first, second)] == [(144,) if has_bias else None] * 2
 
 
+@pytest.fixture
+def shapes_installed():
+    shapes.install()
+    yield
+    shapes._installed.pop()._destroy()
+
+
+@pytest.mark.usefixtures("shapes_installed")
+def test_torch_finds_the_shapes_of_fused_recurrent_cells():
+    gates, hx = torch.empty(4, 144, device="meta"), torch.empty(4, 48, device="meta")
+    out, workspace = aten._thnn_fused_gru_cell(gates, gates, hx)
+    assert (out.shape, workspace.shape) == ((4, 48), (4, 240))
+    *gradients, first, second = aten._thnn_fused_gru_cell_backward(out, workspace, True)
+    assert [one.shape for one in gradients] == [(4, 144), (4, 144), (4, 48)]
+    assert [first.shape, second.shape] == [(144,), (144,)]
+
+
 def test_an_operator_is_tried_with_zeros_and_known_values_on_the_cpu():
     with FakeTensorMode():
         known, unknown = torch.empty(3), torch.empty(3, dtype=torch.float64)
