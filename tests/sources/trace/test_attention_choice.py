@@ -8,6 +8,7 @@ import textwrap
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from forerun.sources.trace.inside.device import attention_choice
 from forerun.sources.trace.inside.device.attention_choice import choose, prefers_cudnn
@@ -272,6 +273,28 @@ def test_masks_become_what_is_added_to_scores():
     floats = torch.ones(1, 2)
     assert attention_choice._additive(floats, torch.float32, -5.0) is floats
     assert attention_choice._additive(None, torch.float32, -5.0) is None
+
+
+def test_cudnn_takes_its_lowest_number_for_what_a_mask_hides():
+    """torch's convert_boolean_attn_mask_cudnn fills in -65504, the least finite number of fp16."""
+    masks = []
+
+    class TakesMask(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten._scaled_dot_product_cudnn_attention.default:
+                masks.append(args[3])
+                nothing = args[0].new_empty(0)
+                return (args[0], *[nothing] * 3, 64, 64, *[nothing] * 3)
+            return func(*args, **kwargs or {})
+
+    torch._C._set_sdp_priority_order(CUDNN_FIRST)
+    mask = torch.ones(64, 64, dtype=torch.bool).tril()
+    with TakesMask():
+        attention_choice.attend(Q, Q, Q, mask)
+    (taken,) = masks
+    assert taken.dtype == Q.dtype
+    assert set(taken[mask].tolist()) == {0.0}
+    assert set(taken[~mask].tolist()) == {torch.tensor(torch.finfo(torch.float16).min, dtype=Q.dtype).item()}
 
 
 def test_heads_are_padded_to_multiples_of_8_and_masks_to_rows_of_as_many():

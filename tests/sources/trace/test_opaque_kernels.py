@@ -224,6 +224,18 @@ def test_a_cost_becomes_a_row(cost, expected):
     assert (made.kind, made.flops, made.bytes_read, made.bytes_written, made.launches) == expected
 
 
+@pytest.mark.parametrize(
+    ("flops", "side"), [(1e-3, 1), (2, 1), (2 * 5**3, 5), (2 * 127**3, 127), (2 * 128**3, 128), (2 * 300**3, 256)]
+)
+def test_matrix_products_without_sizes_are_a_cube_of_as_many_flops(flops, side):
+    table = OpTableBuilder()
+    (kernel,) = kernels_of(table, "k", kernels.Cost(flops=flops, unit="bf16"), [torch.empty(16)], [])
+    ops = table.build()
+    made = ops.gemm([kernel.op])
+    assert [int(one[0]) for one in (made.m, made.n, made.k)] == [side] * 3
+    assert ops.flops[kernel.op] == flops
+
+
 def test_a_call_that_moves_nothing_is_no_kernel():
     assert kernels_of(OpTableBuilder(), "k", kernels.Cost(), [], []) == []
 

@@ -19,7 +19,7 @@ from warm_process import fork, wait  # noqa: E402
 from forerun.common.errors import ForerunError, ImpossiblePlan  # noqa: E402
 from forerun.describe.plan.plan import Plan  # noqa: E402
 from forerun.sources.symbolic.schedule import layers_of_stages, rank_stages  # noqa: E402
-from forerun.sources.trace.inside.parallelize.apply import check_traceable, materialise  # noqa: E402
+from forerun.sources.trace.inside.parallelize.apply import check_traceable, compile_layers, materialise  # noqa: E402
 from forerun.sources.trace.inside.parallelize.checkpoint import checkpoint_layers  # noqa: E402
 from forerun.sources.trace.inside.parallelize.data import around_layers  # noqa: E402
 from forerun.sources.trace.inside.parallelize.depth import PassThrough, layer_containers, on_meta  # noqa: E402
@@ -116,6 +116,15 @@ def test_plans_of_hugging_face_models_are_understood():
         style_of("a", "diagonal", plan, False, quiet)
 
 
+@pytest.mark.parametrize("other", [{}, None, ["a"], lambda: {"a": "rowwise"}])
+def test_a_plan_that_is_empty_or_no_mapping_is_passed_over(other):
+    model = nn.Module()
+    model.tp_plan = other
+    assert model_styles(model) is None
+    model._tp_plan = {"head": "colwise"}
+    assert model_styles(model) == {"head": "colwise"}
+
+
 def test_ends_of_a_model_are_found_around_its_layers():
     model = tiny()
     front, back = around_layers(model, layer_containers(model))
@@ -123,6 +132,21 @@ def test_ends_of_a_model_are_found_around_its_layers():
 
 
 # -- memory and checkpoints --------------------------------------------------------------------------------------------
+
+
+class Broken(nn.Linear):
+    """A layer whose forward pass is no single graph."""
+
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+def test_a_compiled_layer_is_one_graph():
+    model = nn.Sequential(Broken(2, 2), Broken(2, 2))
+    compile_layers(model, [model])
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
+        model(torch.ones(1, 2))
 
 
 def test_memory_is_given_once_to_what_is_shared():

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from forerun.common.errors import ForerunError, ImpossiblePlan  # noqa: E402
 from forerun.describe.plan.plan import Plan  # noqa: E402
-from forerun.sources.trace.inside.parallelize import data, training_loop  # noqa: E402
+from forerun.sources.trace.inside.parallelize import data, module_program, training_loop  # noqa: E402
 from forerun.sources.trace.inside.parallelize.apply import check_traceable  # noqa: E402
 from forerun.sources.trace.inside.parallelize.checkpoint import checkpoint_layers  # noqa: E402
 from forerun.sources.trace.inside.parallelize.depth import keep_repeats, repeated_layers  # noqa: E402
@@ -286,6 +286,27 @@ def test_layers_with_names_keep_them():
     names = nn.ModuleDict({name: layer(4) for name in ("a", "b", "c", "d")} | {"end": layer(8)})
     keep_repeats(repeated_layers(nn.ModuleDict({"layers": names})), 2)
     assert list(names) == ["a", "b", "end"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_layers"),
+    [
+        ({}, [2, 3, 4]),
+        ({"checkpoint_every": 3}, [2, 3, 4]),
+        ({"activation_checkpointing": "full", "checkpoint_every": 3}, [8, 11, 14]),  # 20 = 6 * 3 + 2
+        ({"activation_checkpointing": "full", "checkpoint_every": 4}, [8, 12, 16]),
+    ],
+)
+def test_shallow_variants_end_as_the_model_does(fields, n_layers, monkeypatch):
+    """Each depth keeps whole rounds of checkpointed layers, and the layers that the last round lacks."""
+    seen = []
+    for own in (2, 3, 4):
+        layers = nn.ModuleList([layer(4) for _ in range(20)])
+        model = nn.ModuleDict({"layers": layers})
+        request = SimpleNamespace(plan=planned(**fields), depths=(own,))
+        monkeypatch.setattr(module_program, "_train", lambda *_, layers=layers: seen.append(len(layers)))
+        module_program._fork_shallow(None, request, None, model, repeated_layers(model))
+    assert seen == n_layers
 
 
 # -- data parallelism --------------------------------------------------------------------------------------------------
