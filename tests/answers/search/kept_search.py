@@ -18,7 +18,7 @@ from forerun.interfaces.report.written import to_json
 
 TINY = replace(load_model("gpt2-small"), n_layers=4, vocab=1024, name="tiny")
 CLUSTER = load_cluster("h100-sxm")
-QUESTION: dict[str, Any] = {"n_gpus": 8, "seq_len": 512, "global_batch": 32, "keep": 30, "memory_limit_gib": 1.9}
+QUESTION: dict[str, Any] = {"n_gpus": 8, "seq_len": 512, "global_batch": 32, "keep": 30, "memory_limit_gib": 1.9625}
 FIXED = {
     "pp": [1, 2, 4],
     "cp": 1,
