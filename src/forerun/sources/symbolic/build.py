@@ -204,7 +204,7 @@ class _Builder:
             steps.activation_offload = ActivationOffload(passes, [len(parts) for parts in stages], whole)
             steps.stages = stages
         blocking = plan.pp > 1 and not self.kernels.stack.p2p_overlap
-        known = RepeatedTurns(turns)
+        known = RepeatedTurns(turns, self.parallel.depth)
         i = known.repeat(steps, 0)
         while i < len(order):
             turn = order[i]

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.schedule import Pass, Turn, rank_turns
@@ -71,54 +71,75 @@ def _ordered(turns: tuple[Turn, ...]) -> OrderedTurns:
     return OrderedTurns(turns, ends, microbatches, alike)
 
 
+class _Repeated(NamedTuple):
+    """The steps of a turn, and what they change."""
+
+    blocks: list[int]
+    places: list[int]
+    """place in the turn of the pass whose micro batch each step has"""
+    layers: list[int]
+    gathers: int
+    opens: int
+    """gathers that the turn issues and opens"""
+    gathered: int
+    reducing: int
+    """bytes of buffers as the turn leaves them"""
+
+
 class RepeatedTurns:
     """The steps of the turns of one rank, to copy where a turn is like an earlier one."""
 
-    def __init__(self, order: OrderedTurns) -> None:
-        self._order = order
-        self._known: defaultdict[_State, dict[int, tuple[list[int], list[int], list[int]]]] = defaultdict(dict)
-        """what steps depend on beside their turn -> number of alike turns -> block, place in the turn of the pass whose
-        micro batch it has, and layer of each step"""
-        self._start = 0
-        self._before: _State = ()
+    def __init__(self, order: OrderedTurns, depth: int) -> None:
+        """`depth` is the number of buffers that gathers take in turn."""
+        self._order, self._depth = order, depth
+        self._known: defaultdict[_State, dict[int, _Repeated]] = defaultdict(dict)
+        """what steps depend on beside their turn -> number of alike turns -> their steps"""
+        self._before: tuple[int, int, int, int] = (0, 0, 0, 0)
+        """steps, gathers, opened gathers and units in the bucket before the turn that is being written"""
+        self._state: _State = ()
 
     def repeat(self, steps: Steps, number: int) -> int:
         """Appends the steps of turn `number` and of those after it as long as they are known.
 
-        Returns the number of the first turn that is not. Known turns don't change the state that later ones depend on.
+        Returns the number of the first turn that is not.
         """
-        self._before = _state(steps)
         if steps.activation_offload is None:
             number = self._copied(steps, number)
-        self._start = len(steps.block)
+        self._before = len(steps.block), steps.gathers, steps.opens, len(steps.bucket)
+        self._state = self._state_of(steps)
         return number
 
     def _copied(self, steps: Steps, number: int) -> int:
-        known, microbatches, alike = self._known[self._before], self._order.microbatches, self._order.alike
-        end = len(alike)
+        microbatches, alike = self._order.microbatches, self._order.alike
+        end, state = len(alike), self._state_of(steps)
         while number < end:
-            found = known.get(alike[number])
+            found = self._known[state].get(alike[number])
             if found is None:
                 break
-            blocks, places, layers = found
-            own = microbatches[number]
+            own, blocks = microbatches[number], found.blocks
             steps.block += blocks
-            steps.microbatch += [own[place] for place in places] if len(own) > 1 else own * len(blocks)
-            steps.layer += layers
+            steps.microbatch += [own[place] for place in found.places] if len(own) > 1 else own * len(blocks)
+            steps.layer += found.layers
             steps.now = own[-1]
+            if found.gathers or found.opens or found.gathered != steps.gathered or found.reducing != steps.reducing:
+                steps.gathers, steps.opens = steps.gathers + found.gathers, steps.opens + found.opens
+                steps.gathered, steps.reducing = found.gathered, found.reducing
+                state = self._state_of(steps)
             number += 1
         return number
 
     def keep(self, steps: Steps, number: int) -> None:
-        """Notes the steps of turn `number`, the last ones, unless they change what later steps depend on."""
+        """Notes the steps of turn `number`, the last ones, unless they put gradients into a bucket."""
         alike = self._order.alike[number]
-        if alike < 0 or steps.activation_offload is not None or _state(steps) != self._before:
+        start, gathers, opens, waiting = self._before
+        if alike < 0 or steps.activation_offload is not None or len(steps.bucket) != waiting:
             return
         own = self._order.microbatches[number]
-        places = [own.index(microbatch) for microbatch in steps.microbatch[self._start :]]
-        self._known[self._before][alike] = steps.block[self._start :], places, steps.layer[self._start :]
+        places = [own.index(microbatch) for microbatch in steps.microbatch[start:]]
+        changes = steps.gathers - gathers, steps.opens - opens, steps.gathered, steps.reducing
+        self._known[self._state][alike] = _Repeated(steps.block[start:], places, steps.layer[start:], *changes)
 
-
-def _state(steps: Steps) -> _State:
-    """Returns what the next steps depend on, beside their turn."""
-    return steps.gathers, steps.opens, steps.gathered, steps.reducing, len(steps.bucket)
+    def _state_of(self, steps: Steps) -> _State:
+        """Returns what the next steps depend on, beside their turn."""
+        ahead, turn = steps.gathers - steps.opens, steps.gathers % self._depth
+        return ahead, turn, steps.gathered, steps.reducing, len(steps.bucket)
