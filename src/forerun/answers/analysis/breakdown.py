@@ -88,7 +88,7 @@ def breakdown_ps(
 
 
 def waiting_causes(program: Program, origin: Origin) -> I64:
-    """Returns the Cause of waiting for each op of `program`, from `origin`, on each stream, (n_ops, n_streams).
+    """Returns the Cause of waiting for each op on each stream, (n_ops, n_streams); `origin` is that of `program`.
 
     The purpose of the stream decides. Traces have more streams than there are purposes: in them a collective over a
     data-parallel group counts as data parallelism on any stream, and so does a kernel on a stream of pipelines.

@@ -254,7 +254,7 @@ def _quiet(cls: RankClass, traffic: _Traffic) -> Mask:
 
 def _runs(foldable: Mask) -> Iterator[tuple[int, int]]:
     """Yields (start, end) of every run of foldable steps."""
-    edges = np.flatnonzero(np.concatenate([foldable, [False]]) != np.concatenate([[False], foldable]))
+    edges = np.flatnonzero(np.diff(foldable, prepend=False, append=False))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 

@@ -106,8 +106,7 @@ class Screening:
         cluster = runs.cluster
         self._available = float(cluster.device.memory_bytes - context_bytes(self.stack))
         self._communicator = least_communicator_bytes(cluster)
-        workspaces = self.stack.blas_workspaces, self.stack.transformer_engine
-        self._workspaces = workspace_bytes(cluster.device.architecture, *workspaces)
+        self._workspaces = workspace_bytes(self.stack, cluster.device.architecture)
         rates, self.rates = memory_rates(cluster.device), rates_of(cluster, self.stack)
         bytes_per_s = min(rates.bytes_per_s * self.rates.memory, rates.peak_bytes_per_s)
         self.s_per_byte = 0.0 if runs.measured is not None else 1.0 / bytes_per_s

@@ -35,13 +35,13 @@ class LinkDemand:
 
     @property
     def asks(self) -> Mask:
-        """(n_ops,) whether an op uses a link at all."""
+        """Returns whether each op uses a link at all, (n_ops,)."""
         out: Mask = np.logical_or.reduce(self.share > 0, axis=1)
         return out
 
     @staticmethod
     def of(share: I64, receiving_only: Mask) -> LinkDemand:
-        """Demand on links that carry what a rank sends or, where `receiving_only` (n_links,), what it receives.
+        """Returns demand on links that carry what a rank sends or, where `receiving_only` (n_links,), what it receives.
 
         Pipeline streams send or receive; nodes of all other streams do both.
         """
@@ -50,7 +50,7 @@ class LinkDemand:
 
 
 def joined_demand(parts: Sequence[LinkDemand | None], n_ops: Sequence[int]) -> LinkDemand | None:
-    """The demand of op tables of `n_ops` rows one after the other, on the same links."""
+    """Returns the demand of op tables of `n_ops` rows one after the other, on the same links."""
     some = next((part for part in parts if part is not None), None)
     if some is None:
         return None
@@ -103,7 +103,7 @@ def pairs_of_program(program: Program) -> Mask:
 
 
 def crowded_links(demand: LinkDemand, used: Mask) -> LinkDemand | None:
-    """`demand` on the links that may have more to carry than they can; None where there is no such link.
+    """Returns `demand` on the links that may have more to carry than they can; None where there is no such link.
 
     A link can't where the largest demands of the streams of `used` (n_ops, n_streams) sum to no more than FULL, and it
     need not be watched where another one is always at least as loaded.

@@ -10,6 +10,7 @@ import numpy as np
 from forerun.common.shipped import shipped
 from forerun.common.units import KIB
 from forerun.core.program.types import I8, I32, Category, Mask, Phase, Program, RankClass
+from forerun.describe.stacks.stack import Stack
 
 _OTHER = "other"
 
@@ -26,19 +27,29 @@ class WorkspaceModel:
     transformer_engine_source: str
 
 
-def workspace_bytes(architecture: str, count: int, transformer_engine: bool = False) -> int:
-    """Returns the bytes of `count` workspaces on a device of `architecture`, and of Transformer Engine's own."""
-    model = shipped(WorkspaceModel, "forerun.core.memory", "workspaces.yaml")
-    size, own = (sizes.get(architecture, sizes[_OTHER]) for sizes in (model.blas_kib, model.transformer_engine_kib))
-    return (size * count + own * transformer_engine) * KIB
+def workspace_bytes(stack: Stack, architecture: str) -> int:
+    """Returns the bytes of all workspaces that a rank has under `stack` on a device of `architecture`."""
+    model = _model()
+    own = _on(model.transformer_engine_kib, architecture) if stack.transformer_engine else 0
+    return _on(model.blas_kib, architecture) * stack.blas_workspaces + own
+
+
+def _model() -> WorkspaceModel:
+    return shipped(WorkspaceModel, "forerun.core.memory", "workspaces.yaml")
+
+
+def _on(sizes_kib: dict[str, int], architecture: str) -> int:
+    """Returns the bytes of a workspace on a device of `architecture`."""
+    return sizes_kib.get(architecture, sizes_kib[_OTHER]) * KIB
 
 
 def with_workspaces(program: Program, counts: Sequence[int], architecture: str) -> Program:
     """Returns `program` with the workspaces of each rank class, `counts`, as memory that lasts through the step."""
+    size = _on(_model().blas_kib, architecture)
 
     def with_own(cls: RankClass, count: int) -> RankClass:
         more = np.zeros_like(cls.resident_bytes)
-        more[Category.TEMPORARY] = workspace_bytes(architecture, count)
+        more[Category.TEMPORARY] = size * count
         return replace(cls, resident_bytes=cls.resident_bytes + more)
 
     classes = map(with_own, program.rank_classes, counts)

@@ -201,6 +201,8 @@ class OpTable:
         kind = OpKind(self.kind[row])
         return KINDS[kind].details(*self.details[row, : WIDTH[kind]].tolist())
 
+    # Masks compare with values of enums: numpy asks the class of an enum for its protocols, which takes longer.
+
     @property
     def work(self) -> I64:
         """The resource that each op uses, a `Work`, (n_ops,)."""

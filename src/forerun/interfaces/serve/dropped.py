@@ -69,7 +69,7 @@ def preset_document(kind: str, name: str) -> Document:
 
 @dataclass(frozen=True)
 class Where:
-    """Where dropped files run that don't say it themselves."""
+    """Says where dropped files run that don't say it themselves."""
 
     cluster: str
     """the preset on which a program runs"""

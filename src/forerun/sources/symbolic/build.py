@@ -42,7 +42,7 @@ def build(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: 
 
     Raises ImpossiblePlan for an impossible schedule.
     """
-    return _Builder(staged_model(model, plan, cluster, stack), cluster.device.architecture).program()
+    return _Builder(staged_model(model, plan, cluster, stack)).program()
 
 
 def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack | None = None) -> Staged:
@@ -60,9 +60,8 @@ _Piece = tuple[Action, Part, int, bool]
 
 
 class _Builder:
-    def __init__(self, staged: Staged, architecture: str) -> None:
+    def __init__(self, staged: Staged) -> None:
         self.staged, self.kernels, self.plan = staged, staged.kernels, staged.kernels.plan
-        self.architecture = architecture
         plan, stack = self.plan, self.kernels.stack
         self.parallel = DataParallel(self.kernels)
         self.blocks: list[Block] = []
@@ -172,10 +171,7 @@ class _Builder:
             # with adapters or offloaded parameters the reference is the frozen model itself
             resident[Category.PARAMETER] += round(held_frozen_bytes(self.plan, self._reference_weights(parts)))
         resident[Category.COMMUNICATION] += self.wires.buffer_bytes(stages)
-        stack = self.kernels.stack
-        resident[Category.TEMPORARY] += workspace_bytes(
-            self.architecture, stack.blas_workspaces, stack.transformer_engine
-        )
+        resident[Category.TEMPORARY] += workspace_bytes(self.kernels.stack, self.kernels.architecture)
         return resident
 
     def _weights(self, parts: list[Part], rank: int) -> Weights:

@@ -51,6 +51,8 @@ def _pattern(name: str, style: NormStyle) -> _Pattern:
 class PlanKernels:
     """Adds kernels to an op table; every method returns op numbers or stages."""
 
+    architecture: str
+    """that of the device"""
     breaks_graphs: bool
     """whether compiled graphs end at module borders"""
 

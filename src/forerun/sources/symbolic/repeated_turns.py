@@ -79,11 +79,13 @@ class _Repeated(NamedTuple):
     """place in the turn of the pass whose micro batch each step has"""
     layers: list[int]
     gathers: int
+    """gathers that the turn issues"""
     opens: int
-    """gathers that the turn issues and opens"""
+    """gathers that the turn opens"""
     gathered: int
+    """bytes of the buffer into which the turn has gathered last"""
     reducing: int
-    """bytes of buffers as the turn leaves them"""
+    """bytes of the buffer that the turn's last reduction uses"""
 
 
 class RepeatedTurns:
