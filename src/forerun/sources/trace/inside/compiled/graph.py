@@ -112,12 +112,11 @@ class CompiledGraph:
         finally:
             recorder.paused -= 1
         written = [values[node] for node in step.written]
-        number = -1
         if _on_device([values[node] for node in step.computed if node in values]):
             for node in self._overwritten(step, values):
                 del values[node]
             number = recorder.node(recorder.ops.memory(step.name, kernel.read_bytes, kernel.written_bytes, launches=1))
-        self.mode.seen(written, number)
+            self.mode.seen(written, number)
 
     @staticmethod
     def _overwritten(step: Step, values: _Values) -> list[Node]:

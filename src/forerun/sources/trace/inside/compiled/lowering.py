@@ -121,18 +121,17 @@ class Lowering:
         space = whole if node.kind == Kind.REDUCTION else (node.numel, 1)
         outer = node.kind == Kind.REDUCTION and not node.inner
         splits = _splits(node) if node.kind == Kind.REDUCTION else 1
-        order = len(self.groups)
         writes = dict.fromkeys(self._writes[index], self._kept[index])
         if splits > 1:
             partial = Access(self._new_storage(), node.numel * splits * _REDUCTIONS["partial_bytes"])
             stage = (node.numel * splits, -(-node.reduced // splits))
-            first = Group(node.kind, stage, outer, whole, reads, {partial: False}, dict(members), order, order, before)
+            at = len(self.groups)
+            first = Group(node.kind, stage, outer, whole, reads, {partial: False}, dict(members), at, at, before)
             self.groups.append(first)
-            order += 1
             reads, before, space, outer, whole = {partial: None}, {first}, (node.numel, splits), False, (0, 0)
         # Inductor fuses what goes over one tensor of a list with the part of the list's kernel that made the tensor.
-        size = 0 if node.of_list else 1
-        group = Group(node.kind, space, outer, whole, reads, writes, members, order, order, before, size)
+        size, at = 0 if node.of_list else 1, len(self.groups)
+        group = Group(node.kind, space, outer, whole, reads, writes, members, at, at, before, size)
         for access in (*node.reads, *node.writes):
             if access.storage in self._changed:
                 group.before |= {other for other in self._touched.get(access.storage, ()) if other is not group}

@@ -78,7 +78,7 @@ def update_of(steps: Sequence[Sequence[Node]]) -> tuple[int, Any]:
     steps and None where there is none."""
     for number, nodes in enumerate(steps):
         for node in nodes:
-            optimizer = _optimizers.get(node.meta.get(_PASSED_ON, {}).get(_MARK, 0))
+            optimizer = _optimizers.get(node.meta.get(_PASSED_ON, {}).get(_MARK))
             if optimizer is not None:
                 return number, optimizer
     return len(steps), None

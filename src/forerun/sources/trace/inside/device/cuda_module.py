@@ -275,11 +275,13 @@ def _elsewhere() -> None:
     version: Any = torch.version
     version.cuda = torch_build().cuda
     cudnn: Any = torch.backends.cudnn
-    backend = sys.modules["torch.backends.cudnn"]
-    for module in {id(cudnn): cudnn, id(backend): backend}.values():
-        module.is_available = lambda: True
-        module.is_acceptable = lambda _tensor: False
-        module.version = lambda: torch_build().cudnn
+    functions = cudnn.m  # The module around them has only properties.
+    functions.is_available = lambda: True
+    functions.is_acceptable = lambda _tensor: False
+    functions.version = lambda: torch_build().cudnn
+    core: Any = torch._C
+    limit: Any = torch.backends.ContextProp(core._cuda_get_cudnn_benchmark_limit, core._cuda_set_cudnn_benchmark_limit)
+    type(cudnn).benchmark_limit = limit  # torch gives this property only to a build that has cuDNN.
     ranges: Any = sys.modules["torch.cuda.nvtx"]
     depth = SimpleNamespace(rangePushA=_success, rangePop=_success, markA=_nothing)
     depth.rangeStartA, depth.rangeEnd = _success, _nothing

@@ -144,7 +144,7 @@ def graph_class(recorder: Recorder) -> type:
         def reset(self) -> None:
             self.kernels.clear()
 
-        def instantiate(self) -> None:
+        def instantiate(self, *_: Any) -> None:
             """Does nothing."""
 
         enable_debug_mode = debug_dump = instantiate
