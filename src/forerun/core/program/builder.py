@@ -8,8 +8,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import chain, zip_longest
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from forerun.core.program.kinds import (
     ATTENTION_BACKWARD_FLOPS,
@@ -246,8 +248,12 @@ class OpTableBuilder:
         )
 
 
-_BYTES = [1, 2, 6]
-"""columns of a node that take a byte each: stream, phase, sync"""
+_Integer = TypeVar("_Integer", bound=np.signedinteger)
+
+
+def _column(code: str, dtype: type[_Integer], values: list[int]) -> npt.NDArray[_Integer]:
+    """Returns `values` as a column of `dtype`. Arrays of Python, which name it `code`, convert short lists faster."""
+    return np.frombuffer(array(code, values), dtype) if values else np.zeros(0, dtype)
 
 
 class BlockBuilder:
@@ -308,24 +314,20 @@ class BlockBuilder:
 
     def build(self, name: str) -> Block:
         """Returns the block of the nodes so far; more nodes can be added for a longer block."""
-        wide = np.array(array("i", self._rows), np.int32).reshape(-1, 7).T.copy()
-        stream, phase, sync = wide[_BYTES].astype(np.int8)
-        record, channel = wide[4:6].astype(np.int16)
-        tensors = np.array(array("q", self._tensors), np.int64).reshape(-1, 4).T.copy()
-        alloc, free = tensors[2:].astype(np.int32)
+        nodes, tensors = self._rows, self._tensors
         return Block(
             name=name,
-            op=wide[0],
-            stream=stream,
-            phase=phase,
-            module=wide[3],
-            pred_ptr=np.array(array("i", self._pred_ptr), np.int32),
-            pred=np.array(array("i", self._pred), np.int32),
-            record=record,
-            channel=channel,
-            sync=sync,
-            tensor_bytes=tensors[0],
-            tensor_category=tensors[1].astype(np.int8),
-            tensor_alloc=alloc,
-            tensor_free=free,
+            op=_column("i", np.int32, nodes[0::7]),
+            stream=_column("b", np.int8, nodes[1::7]),
+            phase=_column("b", np.int8, nodes[2::7]),
+            module=_column("i", np.int32, nodes[3::7]),
+            pred_ptr=_column("i", np.int32, self._pred_ptr),
+            pred=_column("i", np.int32, self._pred),
+            record=_column("h", np.int16, nodes[4::7]),
+            channel=_column("h", np.int16, nodes[5::7]),
+            sync=_column("b", np.int8, nodes[6::7]),
+            tensor_bytes=_column("q", np.int64, tensors[0::4]),
+            tensor_category=_column("b", np.int8, tensors[1::4]),
+            tensor_alloc=_column("i", np.int32, tensors[2::4]),
+            tensor_free=_column("i", np.int32, tensors[3::4]),
         )
