@@ -25,7 +25,7 @@ ROOMS = {
         ["admission"],
         ["files", "native", "processes", "content", "records", "own_code"],
         ["jit", "ray_cluster", "toml_files", "parsed_yaml", "array_files", "shown"],
-        ["yaml_files"],
+        ["yaml_files", "workers"],
         ["build_ahead"],
         ["shipped"],
     ],

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from forerun.answers.jobs.comparison import compare
 from forerun.answers.jobs.description import JobsRequest, check_names, read_cluster
-from forerun.answers.jobs.outcome import PolicyOutcome, compare
+from forerun.answers.jobs.outcome import PolicyOutcome
 from forerun.answers.jobs.shares import shares
 from forerun.answers.jobs.unlike_description import UnlikeRequest
 from forerun.common.shown import Picture, Shown

@@ -15,6 +15,7 @@ from forerun.answers.experiment.records import comparison_record, scaling_record
 from forerun.answers.experiment.scaling import scale
 from forerun.common.errors import ForerunError
 from forerun.common.files import whole_file
+from forerun.common.workers import Workers
 
 
 def main(folder: Path, pause_s: float) -> None:
@@ -24,8 +25,8 @@ def main(folder: Path, pause_s: float) -> None:
         print("simulated", done, todo, flush=True)
         time.sleep(pause_s)
 
-    study = scale(request, [1, 2, 3, 4, 6, 8], folder=folder, progress=progress, workers=1)
-    comparison = compare(request, precisions=("fp32", "fp8"), folder=folder, progress=progress, workers=1)
+    study = scale(request, [1, 2, 3, 4, 6, 8], folder=folder, progress=progress, workers=Workers(1))
+    comparison = compare(request, precisions=("fp32", "fp8"), folder=folder, progress=progress, workers=Workers(1))
     for name, record in (("scaling", scaling_record(study)), ("comparison", comparison_record(comparison))):
         with whole_file(folder / f"{name}.json") as file:
             file.write(json.dumps(record).encode())

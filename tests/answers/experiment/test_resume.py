@@ -20,6 +20,7 @@ from forerun.answers.experiment.result import ScalePoint, Variant
 from forerun.answers.experiment.scaling import scale
 from forerun.answers.experiment.store import Store
 from forerun.common.errors import ForerunError
+from forerun.common.workers import Workers
 
 SCRIPT = Path(__file__).parent / "slow_study.py"
 N_POINTS = 8
@@ -127,7 +128,7 @@ def test_a_disk_that_fills_up_in_the_middle(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(ForerunError, match="can't be written: No space left on device") as caught:
-        scale(REQUEST, [1, 2, 4], folder=tmp_path / "broken", workers=1)
+        scale(REQUEST, [1, 2, 4], folder=tmp_path / "broken", workers=Workers(1))
     assert "\n" not in str(caught.value)
     kept = files_of(tmp_path / "broken")
     assert len(kept) == 2

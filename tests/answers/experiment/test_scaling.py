@@ -17,6 +17,7 @@ from forerun.answers.experiment.result import CAUSES, Bill, ScalePoint
 from forerun.answers.experiment.run import run
 from forerun.answers.experiment.scaling import cause_of, plan_at, request_at, scale
 from forerun.common.errors import ForerunError
+from forerun.common.workers import Workers
 from forerun.describe.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("equal_clocks")
@@ -223,5 +224,5 @@ def test_nodes_that_make_no_sense() -> None:
 def test_the_same_study_in_processes_is_the_same_bytes() -> None:
     request = read_experiment(sections(jitter=0.05, stragglers={"probability": 0.01, "slowdown": 1.5}))
     nodes = [1, 2, 3, 4, 6, 8]
-    alone, together = (scale(request, nodes, workers=workers) for workers in (1, 2))
+    alone, together = (scale(request, nodes, workers=Workers(workers)) for workers in (1, 2))
     assert json.dumps(scaling_record(alone)) == json.dumps(scaling_record(together))

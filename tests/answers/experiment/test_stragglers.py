@@ -15,6 +15,7 @@ from forerun.answers.experiment.records import straggler_record
 from forerun.answers.experiment.run import run
 from forerun.answers.experiment.stragglers import study
 from forerun.common.errors import ForerunError
+from forerun.common.workers import Workers
 
 JITTER = {"seed": 2, "compute_jitter": 0.05, "straggler_probability": 0.02, "straggler_slowdown": 1.5}
 
@@ -78,7 +79,7 @@ def test_a_slow_kind_of_gpu_is_a_disturbance() -> None:
 def test_the_same_seed_gives_the_same_bytes() -> None:
     texts = [
         json.dumps(straggler_record(study(request(n=60, disturbance=JITTER | {"seed": seed}), workers=workers)))
-        for seed, workers in ((2, 1), (2, 2), (3, 1))
+        for seed, workers in ((2, Workers(1)), (2, Workers(2)), (3, Workers(1)))
     ]
     assert texts[0] == texts[1] != texts[2]
 

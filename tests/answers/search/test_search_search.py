@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.answers.analysis.prediction import Prediction
-from forerun.answers.search.executor import Executor, Question, Refused
+from forerun.answers.search.executor import Question, Refused, executor_of
 from forerun.answers.search.result import REFUSED_RULE
 from forerun.answers.search.search import search
 from forerun.answers.search.space import Tally, make_space
@@ -193,7 +193,7 @@ def test_progress_ends_at_the_end():
 
 def test_answers_come_in_order_from_processes():
     plans = everything(FEW)
-    with Executor(Question(picky, TINY, CLUSTER), workers=2) as executor:
+    with executor_of(Question(picky, TINY, CLUSTER), "local", 2, None) as executor:
         answers = list(executor.run(plans))
     for plan, answer in zip(plans, answers, strict=True):
         if plan.micro_batch > 1:

@@ -18,6 +18,7 @@ from forerun.astrasim.dse.terms import Terms
 from forerun.astrasim.dse.workload import traces_of
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIB
+from forerun.common.workers import Workers
 from forerun.interfaces.report.exploration import exploration_record
 
 
@@ -26,7 +27,7 @@ def small(tmp_path_factory):
     """The small exploration, and what one process found."""
     folder = tmp_path_factory.mktemp("small")
     exploration = read_exploration(write(folder, SMALL))
-    return exploration, explore(exploration, folder / "out", jobs=1), folder / "out"
+    return exploration, explore(exploration, folder / "out", Workers(1)), folder / "out"
 
 
 def of(tmp_path, *changes):
@@ -67,7 +68,7 @@ def test_figures_are_of_the_rank_that_ends_last_and_memory_of_the_one_that_needs
 
 def test_two_processes_find_the_same(small, tmp_path):
     exploration, explored, folder = small
-    again = explore(exploration, tmp_path / "two", jobs=2)
+    again = explore(exploration, tmp_path / "two", Workers(2))
     assert again.rows == explored.rows
     assert (tmp_path / "two" / CSV_NAME).read_text() == (folder / CSV_NAME).read_text()
 
@@ -81,23 +82,23 @@ def test_a_broken_run_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        explore(exploration, tmp_path / "out", jobs=1, progress=interrupt)
+        explore(exploration, tmp_path / "out", Workers(1), progress=interrupt)
     assert not (tmp_path / "out" / CSV_NAME).exists()
-    explored = explore(exploration, tmp_path / "out", jobs=1)
+    explored = explore(exploration, tmp_path / "out", Workers(1))
     assert (explored.known, explored.computed) == (10, POINTS - 10)
-    fresh = explore(exploration, tmp_path / "other", jobs=1)
+    fresh = explore(exploration, tmp_path / "other", Workers(1))
     assert fresh.rows == explored.rows
 
 
 def test_a_changed_file_computes_what_is_new(tmp_path):
-    explore(of(tmp_path, ("plan.dp", [1, 2])), tmp_path / "out", jobs=1)
+    explore(of(tmp_path, ("plan.dp", [1, 2])), tmp_path / "out", Workers(1))
     before = len(of(tmp_path, ("plan.dp", [1, 2])).points)
-    more = explore(of(tmp_path), tmp_path / "out", jobs=1)
+    more = explore(of(tmp_path), tmp_path / "out", Workers(1))
     assert (more.known, more.computed) == (before, POINTS - before)
     renamed = of(tmp_path, ("workloads.tiny", None), ("workloads.new", SMALL["workloads"]["tiny"]))
-    assert explore(renamed, tmp_path / "out", jobs=1).computed == 0
+    assert explore(renamed, tmp_path / "out", Workers(1)).computed == 0
     limited = of(tmp_path, ("memory_limit_gib", 1), ("bytes_per_element", 2))
-    assert explore(limited, tmp_path / "out", jobs=1).computed == 0
+    assert explore(limited, tmp_path / "out", Workers(1)).computed == 0
 
 
 @pytest.mark.parametrize(
@@ -111,14 +112,14 @@ def test_a_changed_file_computes_what_is_new(tmp_path):
 )
 def test_what_a_point_depends_on_makes_it_new(tmp_path, change):
     one = ("sampling", {"method": "grid", "points": 1})
-    explore(of(tmp_path, one), tmp_path / "out", jobs=1)
-    assert explore(of(tmp_path, one, change), tmp_path / "out", jobs=1).computed == 1
+    explore(of(tmp_path, one), tmp_path / "out", Workers(1))
+    assert explore(of(tmp_path, one, change), tmp_path / "out", Workers(1)).computed == 1
 
 
 def test_points_that_fail_are_rows(tmp_path):
     """halvingDoubling has no all-to-all, and needs powers of two."""
     bad = [f"systems.torus.system.{kind}-implementation" for kind in ("all-reduce", "all-gather")]
-    explored = explore(of(tmp_path, *[(key, ["ring"] * 3) for key in bad]), tmp_path / "out", jobs=1)
+    explored = explore(of(tmp_path, *[(key, ["ring"] * 3) for key in bad]), tmp_path / "out", Workers(1))
     (pair,) = explored.pairs
     assert pair.failed
     assert pair.ranked, "groups smaller than the system need no implementation"
@@ -127,7 +128,7 @@ def test_points_that_fail_are_rows(tmp_path):
     with (tmp_path / "out" / CSV_NAME).open() as file:
         statuses = [row["status"] for row in csv.DictReader(file)]
     assert statuses.count("error") == len(pair.failed)
-    assert explore(of(tmp_path, *[(key, ["ring"] * 3) for key in bad]), tmp_path / "out", jobs=1).computed == 0
+    assert explore(of(tmp_path, *[(key, ["ring"] * 3) for key in bad]), tmp_path / "out", Workers(1)).computed == 0
 
 
 def test_csv_and_parquet_are_equal(small):
@@ -164,7 +165,7 @@ def test_pairs_of_one_file_name_are_refused(tmp_path):
     torus, tiny = SMALL["systems"]["torus"], SMALL["workloads"]["tiny"]
     names = [("systems", {"torus": torus, "b_torus": torus}), ("workloads", {"tiny_b": tiny, "tiny": tiny})]
     with pytest.raises(ForerunError, match=r"would both be written as tiny_b_torus.json"):
-        explore(of(tmp_path, *names), tmp_path / "out", jobs=1)
+        explore(of(tmp_path, *names), tmp_path / "out", Workers(1))
 
 
 def figures(time_ns, memory):
@@ -231,15 +232,15 @@ def test_a_store_that_is_none_is_refused(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / NAME).write_text("this is not a database, and far too long to be an empty one " * 20)
     with pytest.raises(ForerunError, match="choose another folder"):
-        explore(of(tmp_path), tmp_path / "out", jobs=1)
+        explore(of(tmp_path), tmp_path / "out", Workers(1))
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ForerunError, match="can't be made a folder"):
-        explore(of(tmp_path), tmp_path / "file" / "out", jobs=1)
+        explore(of(tmp_path), tmp_path / "file" / "out", Workers(1))
     with pytest.raises(ForerunError, match="workers must be at least 1"):
-        explore(of(tmp_path), tmp_path / "out", jobs=0)
+        explore(of(tmp_path), tmp_path / "out", Workers(0))
     assert not (tmp_path / "out").exists()
 
 
@@ -261,7 +262,7 @@ def test_the_second_generation_is_explored(tmp_path):
         ("workloads", {"moe": second}),
         ("plan", {"ep": [2], "pp": [2], "sp": 1}),
     )
-    (pair,) = explore(exploration, tmp_path / "out", jobs=1).pairs
+    (pair,) = explore(exploration, tmp_path / "out", Workers(1)).pairs
     assert len(pair.ranked) == 2
     assert not pair.failed
 

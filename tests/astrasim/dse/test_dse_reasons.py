@@ -17,6 +17,7 @@ from forerun.astrasim.dse.reasons import Change, reasons
 from forerun.astrasim.dse.space import AXES, Point
 from forerun.astrasim.dse.terms import Communication, Terms
 from forerun.astrasim.dse.workload import Strategy
+from forerun.common.workers import Workers
 from forerun.interfaces.report.exploration import reason_record, reason_words, strategy_words
 
 LIMITED = [("memory_limit", "0.004 GB"), ("plan.pp", [1, 2])]
@@ -26,7 +27,7 @@ LIMITED = [("memory_limit", "0.004 GB"), ("plan.pp", [1, 2])]
 def pair(tmp_path_factory):
     """All strategies of the small transformer, with pipelines and a limit that not all meet."""
     folder = tmp_path_factory.mktemp("reasons")
-    return explore(read_exploration(write(folder, changed(*LIMITED))), folder / "out", jobs=1).pairs[0]
+    return explore(read_exploration(write(folder, changed(*LIMITED))), folder / "out", Workers(1)).pairs[0]
 
 
 def test_the_terms_add_up_to_the_time_and_to_the_memory(pair):

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from forerun.answers.jobs.comparison import compare
 from forerun.answers.jobs.description import cluster_of
 from forerun.answers.jobs.failures import NodeFailures
-from forerun.answers.jobs.outcome import compare
 from forerun.answers.jobs.trace_file import read_jobs
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.main import run

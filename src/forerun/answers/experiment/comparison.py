@@ -23,9 +23,10 @@ from forerun.answers.experiment.digest import digest
 from forerun.answers.experiment.request import Request
 from forerun.answers.experiment.result import CAUSES, Comparison, Variant
 from forerun.answers.experiment.run import run
-from forerun.answers.experiment.store import Progress, Store, points_of
+from forerun.answers.experiment.store import Progress, Store, points_of, workers_of
 from forerun.common.errors import ForerunError
 from forerun.common.units import TERA
+from forerun.common.workers import HERE, Workers
 
 BASE = "as described"
 """label of the experiment itself"""
@@ -45,7 +46,7 @@ def compare(
     grid: bool = False,
     folder: Path | None = None,
     progress: Progress | None = None,
-    workers: int | None = None,
+    workers: Workers = HERE,
 ) -> Comparison:
     """Run `request` as it is and with each of the changes; with `grid`, with every combination of one change per kind.
 
@@ -53,7 +54,7 @@ def compare(
 
     Args:
         folder: where finished variants are kept, so that a comparison that is broken off goes on from there.
-        workers: processes (1: this one); default: one for each CPU, this one alone where the request has handlers.
+        workers: who simulates; this process alone where the request has handlers.
 
     Raises ForerunError for a request that was not read from sections, or a folder that can't be written.
     """
@@ -73,7 +74,7 @@ def compare(
         partial(_simulated, ready),
         Store(Variant, folder),
         progress,
-        1 if request.handlers else workers,
+        workers_of(request, workers),
     )
     done = iter(found)
     return Comparison(request, tuple(row.variant if row.variant.error else next(done) for row in rows))

@@ -21,8 +21,9 @@ from forerun.answers.experiment.digest import digest
 from forerun.answers.experiment.request import Request
 from forerun.answers.experiment.result import CAUSES, Bill, ScalePoint, ScalingStudy
 from forerun.answers.experiment.run import run
-from forerun.answers.experiment.store import Progress, Store, points_of
+from forerun.answers.experiment.store import Progress, Store, points_of, workers_of
 from forerun.common.errors import ForerunError
+from forerun.common.workers import HERE, Workers
 from forerun.describe.plan.plan import Plan
 
 _EQUAL = 1e-9
@@ -35,13 +36,13 @@ def scale(
     strong: bool = False,
     folder: Path | None = None,
     progress: Progress | None = None,
-    workers: int | None = None,
+    workers: Workers = HERE,
 ) -> ScalingStudy:
     """Run `request` on each of `nodes`. A scale that can't run is a point with the reason.
 
     Args:
         folder: where finished points are kept, so that a study that is broken off goes on from there.
-        workers: processes (1: this one); default: one for each CPU, this one alone where the request has handlers.
+        workers: who simulates; this process alone where the request has handlers.
 
     Raises ForerunError for no or senseless nodes, a request that was not read from sections, or a folder that can't be
     written.
@@ -56,7 +57,7 @@ def scale(
         partial(_simulated, ready),
         Store(ScalePoint, folder),
         progress,
-        1 if request.handlers else workers,
+        workers_of(request, workers),
     )
     done = {point.num_nodes: point for point in found}
     points = _with_efficiency([done.get(each.point.num_nodes, each.point) for each in scales])

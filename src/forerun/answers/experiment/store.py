@@ -14,10 +14,12 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from forerun.answers.experiment.request import Request
 from forerun.common.admission import parse_json, read_text
+from forerun.common.content import forerun_digest
 from forerun.common.errors import ForerunError
 from forerun.common.files import TEMPORARY, whole_file
-from forerun.common.processes import Processes, default_workers
+from forerun.common.workers import HERE, Workers
 
 NAME = "points"
 _WORTH_A_POOL = 4
@@ -77,22 +79,34 @@ class Store(Generic[Point]):
         return self.folder / f"{key}.json"
 
 
+def workers_of(request: Request, workers: Workers) -> Workers:
+    """Returns who simulates `request`: `workers`, or this process alone where functions of the user hear of events.
+
+    Raises ForerunError where Ray is asked for and such functions are there.
+    """
+    if not request.handlers:
+        return workers
+    if workers.executor == "ray":
+        raise ForerunError(f"{request.name}: functions that hear of events are called in this process; leave Ray out")
+    return Workers(1)
+
+
 def points_of(
     keys: Sequence[str],
     labels: Sequence[str],
     answer: Callable[[int], Point],
     store: Store[Point],
     progress: Progress | None = None,
-    workers: int | None = None,
+    workers: Workers = HERE,
 ) -> list[Point]:
     """Returns a point for each of `keys`: what `store` knows, and for all else `answer(number of the key)`, which is
     kept at once.
 
     Args:
         labels: what each point is, for people who look at its file.
-        workers: processes (1: this one); default: one for each CPU.
+        workers: who answers; by default a process for each CPU.
 
-    Raises ForerunError for fewer than one worker, or if the store can't be written; earlier points stay.
+    Raises ForerunError as `Workers` does, or if the store can't be written; earlier points stay.
     """
     found: dict[str, Point] = {}
     missing: dict[str, int] = {}
@@ -103,7 +117,7 @@ def points_of(
         else:
             missing.setdefault(key, number)
     todo, done = len(missing), 0
-    with Processes(answer, default_workers() if workers is None else workers, _WORTH_A_POOL, chunk=1) as processes:
+    with workers.answering(answer, forerun_digest, _WORTH_A_POOL, chunk=1) as processes:
         for (key, number), point in zip(missing.items(), processes.run(list(missing.values())), strict=True):
             store.keep(key, labels[number], point)
             found[key] = point

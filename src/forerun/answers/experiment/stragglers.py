@@ -19,8 +19,9 @@ from forerun.answers.experiment.pace import WAITING
 from forerun.answers.experiment.request import Disturbance, Request
 from forerun.answers.experiment.result import RunResult, Severity, StragglerStudy
 from forerun.answers.experiment.run import run
-from forerun.answers.experiment.store import Progress, Store, points_of
+from forerun.answers.experiment.store import Progress, Store, points_of, workers_of
 from forerun.common.errors import ForerunError
+from forerun.common.workers import HERE, Workers
 
 _STEPS = 100_000
 """iterations beyond which a study lists the times of a part of them"""
@@ -35,14 +36,14 @@ def study(
     sweep: Sequence[tuple[float, float]] | None = None,
     folder: Path | None = None,
     progress: Progress | None = None,
-    workers: int | None = None,
+    workers: Workers = HERE,
 ) -> StragglerStudy:
     """Run `request` under its disturbances, and shortly with other stragglers.
 
     Args:
         sweep: (probability, slowdown) of other stragglers; None: half, once and twice those that the request has.
         folder: where finished runs are kept, so that a study that is broken off goes on from there.
-        workers: processes (1: this one); default: one for each CPU, this one alone where the request has handlers.
+        workers: who simulates; this process alone where the request has handlers.
 
     Raises ForerunError if nothing disturbs the run or the folder can't be written, and as `run` does.
     """
@@ -60,7 +61,7 @@ def study(
         partial(_simulated, requests),
         Store(_Spread, folder),
         progress,
-        1 if request.handlers else workers,
+        workers_of(request, workers),
     )
     return StragglerStudy(
         request=request,

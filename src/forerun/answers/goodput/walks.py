@@ -15,11 +15,9 @@ from pydantic import TypeAdapter, ValidationError
 from forerun.answers.goodput.outcome import Outcome
 from forerun.answers.goodput.request import RunRequest
 from forerun.answers.goodput.walk import walk
-from forerun.common.content import digest_of
-from forerun.common.errors import ForerunError
-from forerun.common.processes import Processes, default_workers
-from forerun.common.ray_cluster import RayCluster
+from forerun.common.content import digest_of, forerun_digest
 from forerun.common.records import Records
+from forerun.common.workers import Workers
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -45,20 +43,12 @@ class Walks:
         executor: str = "local",
         ray_address: str | None = None,
     ) -> None:
-        self._processes: Processes[Task, Outcome] | RayCluster[Task, Outcome]
-        if executor == "ray":
-            self._processes = RayCluster(_walk, _basis, ray_address, workers)
-        elif executor != "local":
-            raise ForerunError(f"executor must be local or ray, got {executor!r}")
-        elif ray_address is not None:
-            raise ForerunError(f"Ray address {ray_address} needs executor ray, but the executor is local")
-        else:
-            self._processes = Processes(_walk, default_workers() if workers is None else workers, _WORTH_A_POOL)
+        self._how = Workers(workers, executor, ray_address).answering(_walk, forerun_digest, _WORTH_A_POOL)
         self._store = None if store is None else Records(Path(store), _TABLE)
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        self._open.enter_context(self._processes)
+        self._processes = self._open.enter_context(self._how)
         if self._store is not None:
             self._open.enter_context(self._store)
         return self
@@ -86,11 +76,6 @@ class Walks:
                 outcome = next(simulated)
                 self._store.add([(key, _OUTCOME.dump_python(outcome, mode="json"))])
                 yield outcome
-
-
-def _basis() -> str:
-    """Returns a digest of Forerun's own files, which all workers have to share."""
-    return digest_of("whole runs")
 
 
 def _walk(task: Task) -> Outcome:

@@ -118,8 +118,3 @@ def in_use(jobs: Sequence[Scheduled]) -> tuple[list[float], list[int]]:
             changes[end_s] -= gpus
     times = sorted(changes)
     return times, np.cumsum([changes[time] for time in times]).tolist()
-
-
-def compare(request: ClusterRequest) -> list[PolicyOutcome]:
-    """Returns what each policy of `request` makes of the same jobs. Raises as its `schedule` does."""
-    return [PolicyOutcome(name, tuple(request.schedule(name)), request.gpus) for name in request.policies]

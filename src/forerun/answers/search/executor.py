@@ -11,8 +11,7 @@ from forerun.answers.analysis.predict import predict
 from forerun.answers.analysis.prediction import Prediction
 from forerun.common.content import digest_of
 from forerun.common.errors import ForerunError
-from forerun.common.processes import Processes, default_workers
-from forerun.common.ray_cluster import RayCluster
+from forerun.common.workers import Workers
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.network_file import Network
@@ -72,16 +71,6 @@ class AnswersPlans(Protocol):
         """Yields an answer for each plan, in order."""
 
 
-class Executor(Processes[Plan, Answer]):
-    """A context manager that answers plans with `workers` processes (1: this process).
-
-    Raises ForerunError for fewer than one worker.
-    """
-
-    def __init__(self, question: Question, workers: int) -> None:
-        super().__init__(question.answer, workers, WORTH_A_POOL)
-
-
 def executor_of(
     question: Question, name: str, workers: int | None, ray_address: str | None
 ) -> AbstractContextManager[AnswersPlans]:
@@ -90,10 +79,4 @@ def executor_of(
     Raises ForerunError for another name, a Ray address with local processes, fewer than one worker, and like
     `RayCluster`.
     """
-    if name == "ray":
-        return RayCluster(question.answer, question.basis, ray_address, workers)
-    if name != "local":
-        raise ForerunError(f"executor must be local or ray, got {name!r}")
-    if ray_address is not None:
-        raise ForerunError(f"Ray address {ray_address} needs executor ray, but the executor is local")
-    return Executor(question, default_workers() if workers is None else workers)
+    return Workers(workers, name, ray_address).answering(question.answer, question.basis, WORTH_A_POOL)

@@ -10,6 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ from forerun.astrasim.dse.tables import (
     write_parquet,
 )
 from forerun.astrasim.dse.terms import Communication, Terms
+from forerun.common.content import forerun_digest
 from forerun.common.errors import ForerunError
 from forerun.common.files import make_folder
-from forerun.common.processes import Processes, available_cpus
 from forerun.common.records import Records
+from forerun.common.workers import HERE, AnswersTasks, Workers
 
 _WORTH_A_POOL = 8
 """this process simulates fewer points than this itself"""
@@ -42,29 +44,28 @@ _CHUNK = 2
 _KEPT_EVERY_S = 1.0
 """seconds of work that a broken-off run loses at most"""
 
+Pool = AbstractContextManager[AnswersTasks[Point, Outcome]]
 Progress = Callable[[int, int], None]
 """is called with (points done, points to do)"""
 
 
 def explore(
-    exploration: Exploration, folder: str | Path, jobs: int | None = None, progress: Progress | None = None
+    exploration: Exploration, folder: str | Path, workers: Workers = HERE, progress: Progress | None = None
 ) -> Explored:
     """Simulates the points that `folder` doesn't hold yet, and writes the results of all points there.
 
-    It uses `jobs` processes (by default one for each CPU), and writes results.csv, a JSON file for each pair and, if
-    pyarrow is installed, results.parquet. Points that can't be simulated are rows with an error. If the run is broken
+    `workers` simulate them. It writes results.csv, a JSON file for each pair and, if pyarrow is installed,
+    results.parquet. Points that can't be simulated are rows with an error. If the run is broken
     off, simulated points are kept.
 
-    Raises ForerunError if there is less than one job, two pairs have the same file name, or the folder can't be
-    written.
+    Raises ForerunError if two pairs have the same file name, the folder can't be written, or as `Workers` does.
     """
     folder = Path(folder)
     names = {pair: metrics_name(*pair) for pair in exploration.pairs}
     twice = [name for name, count in Counter(names.values()).items() if count > 1]
     if twice:
         raise ForerunError(f"two pairs of workload and system would both be written as {twice[0]}; rename one")
-    workers = available_cpus() if jobs is None else jobs
-    pool = Processes(evaluator_of(exploration).outcome, workers, _WORTH_A_POOL, _CHUNK)
+    pool = workers.answering(evaluator_of(exploration).outcome, forerun_digest, _WORTH_A_POOL, _CHUNK)
     make_folder(folder)
     with Store(folder) as store:
         keys = keys_of(exploration)
@@ -84,17 +85,15 @@ def explore(
     return explored
 
 
-def _simulate(
-    missing: dict[str, Point], store: Store, pool: Processes[Point, Outcome], progress: Progress | None
-) -> dict[str, Outcome]:
+def _simulate(missing: dict[str, Point], store: Store, pool: Pool, progress: Progress | None) -> dict[str, Outcome]:
     """Returns outcomes by key. Points whose traces share a structure follow each other, so it is made once."""
     missing = dict(sorted(missing.items(), key=lambda item: _structure(item[1])))
     found: dict[str, Outcome] = {}
     fresh: list[tuple[str, Outcome]] = []
     kept_at = time.perf_counter()
     try:
-        with pool:
-            for key, outcome in zip(missing, pool.run(list(missing.values())), strict=True):
+        with pool as answers:
+            for key, outcome in zip(missing, answers.run(list(missing.values())), strict=True):
                 found[key] = outcome
                 fresh.append((key, outcome))
                 if time.perf_counter() - kept_at > _KEPT_EVERY_S:

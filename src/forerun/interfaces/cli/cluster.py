@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from forerun.answers.jobs.comparison import compare
 from forerun.answers.jobs.description import JobsRequest, check_names, of_trace, read_cluster
 from forerun.answers.jobs.elastic import ELASTIC
-from forerun.answers.jobs.outcome import compare
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.placers import PLACERS
 from forerun.answers.jobs.policies import POLICIES
@@ -21,6 +21,7 @@ from forerun.interfaces.cli.option_groups import given, grouped
 from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, typed
+from forerun.interfaces.cli.work_options import WorkOptions
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.job_schedules import (
     job_rows,
@@ -96,6 +97,10 @@ def cluster(
         Path, typer.Argument(metavar="FILE", help="A YAML file of a cluster and its jobs, or a trace of jobs in CSV.")
     ],
     nodes: Nodes,
+    work: WorkOptions,
+    store: Annotated[
+        Path | None, output_option(help="Keep schedules here; the same command goes on from there.")
+    ] = None,
     csv: Annotated[Path | None, output_option(help="Write a row for each job and policy here.")] = None,
     report: Report = None,
     pictures: Annotated[
@@ -108,7 +113,7 @@ def cluster(
         raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
     asked = nodes.of_trace(source) if source.suffix == ".csv" else read_cluster(source)
     request = nodes.changed(asked)
-    outcomes = compare(request)
+    outcomes = compare(request, work.workers, store)
     if csv is not None:
         write_rows(csv, job_rows(outcomes))
     if report is not None:

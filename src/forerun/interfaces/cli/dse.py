@@ -13,6 +13,8 @@ from forerun.astrasim.dse.tables import CSV_NAME, PARQUET_NAME, metrics_name, pa
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
 from forerun.interfaces.cli.issue_order_option import Order
+from forerun.interfaces.cli.option_groups import grouped
+from forerun.interfaces.cli.work_options import WorkOptions
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.exploration import exploration_record, print_exploration
 from forerun.interfaces.report.pareto_plot import write_pareto_plot
@@ -23,9 +25,11 @@ from forerun.interfaces.report.written import to_json
 PLOT_NAME = "pareto.png"
 
 
+@grouped
 def dse(
     file: Annotated[Path, typer.Argument(help="YAML file: workloads, systems, plan, sampling.", metavar="FILE.yaml")],
     out: Annotated[Path, typer.Option(help="Folder for the results; a later run goes on from what is in it.")],
+    work: WorkOptions,
     points: Annotated[
         Path | None,
         typer.Option(help="Points to explore in place of the file's plan: keys dp_tp_sp_pp_ar, as text, YAML or JSON."),
@@ -36,7 +40,6 @@ def dse(
     issue_order: Annotated[
         Order | None, typer.Option(help="Order in which ready nodes are issued; before the release's and the file's.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None,
     top: Annotated[int, typer.Option(help="Best points to show.", min=1)] = 5,
     plot: Annotated[
         bool | None, typer.Option("--plot/--no-plot", help="Write pareto.png (default: if matplotlib is installed).")
@@ -52,7 +55,7 @@ def dse(
     if plot and not drawing_is_possible():
         raise ForerunError("--plot needs matplotlib: pip install 'forerun[plot]'")
     with progress_bar("simulating") as advance:
-        explored = explore(exploration, out, jobs, advance)
+        explored = explore(exploration, out, work.workers, advance)
     with_plot = drawing_is_possible() if plot is None else plot
     if with_plot:
         write_pareto_plot(out / PLOT_NAME, explored)

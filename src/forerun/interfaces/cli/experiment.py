@@ -28,6 +28,7 @@ from forerun.interfaces.cli.experiment_source import SourceOptions
 from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import typed
+from forerun.interfaces.cli.work_options import WorkOptions
 from forerun.interfaces.report.console import make_table
 from forerun.interfaces.report.experiment_console import print_comparison, print_run, print_scaling, print_stragglers
 from forerun.interfaces.report.experiment_files import Exported, Result, answers_record, export
@@ -76,12 +77,11 @@ Out = Annotated[
 
 
 @dataclass(frozen=True)
-class StudyOptions:
-    """Says what a study changes of the experiment, and what becomes of its result."""
+class StudyOptions(WorkOptions):
+    """Says what a study changes of the experiment, who simulates it, and what becomes of its result."""
 
     settings: Settings = None
     out: Out = None
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")] = None
     as_json: AsJson = False
 
 
@@ -112,7 +112,7 @@ def run_command(
     request = _request(choice.source, settings)
     if choice.shipped is not None and not as_json:
         console().print(f"experiment file: {choice.shipped} (copy it to make it your own)\n", soft_wrap=True)
-    of_study = StudyOptions(settings, out, None, as_json)
+    of_study = StudyOptions(settings=settings, out=out, as_json=as_json)
     if choice.patterns:
         _compare(context, request, {"patterns": choice.patterns}, False, of_study)
         return
@@ -149,7 +149,7 @@ def scale_command(
 
 def _scale(context: typer.Context, request: Request, nodes: Sequence[int], strong: bool, options: StudyOptions) -> None:
     with progress_bar("simulating") as advance:
-        result = scale(request, nodes, strong, folder=options.out, progress=advance, workers=options.jobs)
+        result = scale(request, nodes, strong, folder=options.out, progress=advance, workers=options.workers)
     _finish(context, result, lambda: print_scaling(console(), result), options)
     if not any(point.fits for point in result.points):
         raise typer.Exit(NOTHING_FITS)
@@ -183,7 +183,7 @@ def _compare(
     context: typer.Context, request: Request, axes: Mapping[str, Sequence[str]], grid: bool, options: StudyOptions
 ) -> None:
     with progress_bar("simulating") as advance:
-        result = compare(request, **axes, grid=grid, folder=options.out, progress=advance, workers=options.jobs)
+        result = compare(request, **axes, grid=grid, folder=options.out, progress=advance, workers=options.workers)
     _finish(context, result, lambda: print_comparison(console(), result), options)
 
 
@@ -197,7 +197,7 @@ def stragglers_command(context: typer.Context, source: Source, options: StudyOpt
     """
     request = _request(source, options.settings)
     with progress_bar("simulating") as advance:
-        result = study(request, folder=options.out, progress=advance, workers=options.jobs)
+        result = study(request, folder=options.out, progress=advance, workers=options.workers)
     _finish(context, result, lambda: print_stragglers(console(), result), options)
 
 

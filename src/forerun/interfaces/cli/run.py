@@ -19,6 +19,7 @@ from forerun.interfaces.cli.option_groups import grouped
 from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.program_options import AsJson
 from forerun.interfaces.cli.report_option import Report, typed
+from forerun.interfaces.cli.work_options import WorkOptions
 from forerun.interfaces.report.document_of_whole_run import whole_run_document, whole_run_pictures
 from forerun.interfaces.report.drawing import drawing_is_possible
 from forerun.interfaces.report.page import write_page
@@ -30,19 +31,13 @@ from forerun.interfaces.report.written import to_json, write_rows
 
 
 @dataclass(frozen=True)
-class Draws:
-    """Says how many runs are simulated, and from which random numbers."""
+class Draws(WorkOptions):
+    """Says how many runs are simulated, from which random numbers, and by whom."""
 
     runs: Annotated[int, typer.Option(min=1, help="Simulate this many runs, which differ in luck.")] = 100
     seed: Annotated[int, typer.Option(min=0, help="Random numbers; the same seed gives the same runs.")] = 0
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")] = None
     store: Annotated[
         Path | None, output_option(help="Keep simulated runs here; the same command goes on from there.")
-    ] = None
-    executor: Annotated[str, typer.Option(metavar="local|ray", help="Simulate in processes here, or on Ray.")] = "local"
-    ray_address: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="The Ray cluster (default: RAY_ADDRESS, or a new one on this machine)."),
     ] = None
 
     def study(

@@ -22,8 +22,8 @@ from forerun.answers.experiment.run import run
 from forerun.answers.goodput.examples import example_names, load_alternatives, load_run
 from forerun.answers.goodput.study import by_time_to_train, study_run
 from forerun.answers.goodput.walk import walk
+from forerun.answers.jobs.comparison import compare
 from forerun.answers.jobs.description import of_trace, read_cluster
-from forerun.answers.jobs.outcome import compare
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.profile.analyze import analyze
 from forerun.answers.profile.facts import facts_of
@@ -31,6 +31,7 @@ from forerun.common.admission import parse_json, read_bytes, read_text
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.common.files import whole_file
 from forerun.common.own_code import before_own_code
+from forerun.common.workers import Workers
 from forerun.common.yaml_files import parse_yaml
 from forerun.core.program.origin import Origin
 from forerun.describe.cluster.catalog import cluster_names, load_cluster
@@ -119,7 +120,9 @@ def _document(paths: Sequence[Path], where: Where) -> Document:
         return _program(first, where.cluster)
     if first.suffix == ".csv":
         request = of_trace(first, Shape(1, where.nodes, _GPUS_OF_A_NODE))
-        return schedules_document(request, compare(request), f"forerun cluster {first.name} --nodes {where.nodes}")
+        return schedules_document(
+            request, compare(request, Workers(1)), f"forerun cluster {first.name} --nodes {where.nodes}"
+        )
     if first.suffix in (".yaml", ".yml", ".json"):
         return _described(first)
     raise ForerunError(
@@ -141,7 +144,7 @@ def _described(path: Path) -> Document:
     data = parse_json(text, path.name) if path.suffix == ".json" else parse_yaml(text, path.name)
     if any(key in data for key in _OF_JOBS):
         request = read_cluster(path)
-        return schedules_document(request, compare(request), f"forerun cluster {path.name}")
+        return schedules_document(request, compare(request, Workers(1)), f"forerun cluster {path.name}")
     if any(key in data for key in _OF_RUNS):
         return _whole_run(path, f"forerun run {path.name}")
     return _experiment(path, f"forerun experiment run {path.name}")

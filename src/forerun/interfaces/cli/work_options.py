@@ -1,0 +1,27 @@
+"""The options that say who does the work of a command that simulates many things."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from forerun.common.workers import Workers
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """Says who simulates; the result doesn't depend on it."""
+
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")] = None
+    executor: Annotated[str, typer.Option(metavar="local|ray", help="Simulate in processes here, or on Ray.")] = "local"
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="The Ray cluster (default: RAY_ADDRESS, or a new one on this machine)."),
+    ] = None
+
+    @property
+    def workers(self) -> Workers:
+        """Returns who simulates. Raises as `Workers` does."""
+        return Workers(self.jobs, self.executor, self.ray_address)
