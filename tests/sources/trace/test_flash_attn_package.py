@@ -1,0 +1,176 @@
+"""What a program gets from `import flash_attn` where the package is not installed."""
+
+from importlib.util import find_spec
+
+import pytest
+from virtual_process import run_virtual
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="tracing needs torch"),
+    pytest.mark.skipif(find_spec("flash_attn") is not None, reason="flash_attn is installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    return run_virtual(
+        """
+        import importlib, importlib.metadata, importlib.util
+        from dataclasses import astuple
+        from forerun.sources.trace.inside.device import device_kernels, flash_attention
+        flash_attention.install(recorder)
+        device_kernels.install()
+        import flash_attn
+        from flash_attn import flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func
+        from flash_attn import flash_attn_varlen_func, flash_attn_varlen_kvpacked_func, flash_attn_varlen_qkvpacked_func
+        from flash_attn.bert_padding import index_first_axis, pad_input, unpad_input
+        from flash_attn.layers.rotary import apply_rotary_emb
+        from flash_attn.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
+
+        result["versions"] = [flash_attn.__version__, importlib.metadata.version("flash-attn"),
+                              importlib.metadata.version("flash_attn")]
+        result["distribution"] = importlib.metadata.distribution("flash-attn").metadata["Name"]
+        result["others"] = fails(lambda: importlib.metadata.version("no-such-package-at-all")).split(":")[0]
+        result["listed"] = sum(one.metadata["Name"] == "flash-attn" for one in importlib.metadata.distributions())
+        result["notes"] = list(recorder.notes)
+        specs = {name: importlib.util.find_spec(name) for name in ("flash_attn", "flash_attn.ops.triton", "xformers")}
+        result["packages"] = [spec.submodule_search_locations is not None for spec in specs.values()]
+        result["missing"] = [fails(lambda: importlib.import_module("flash_attn.losses")),
+                             fails(lambda: importlib.import_module("flash_attn.layers").rotary_missing)]
+
+        def make(*sizes, dtype=torch.bfloat16):
+            return torch.empty(*sizes, dtype=dtype, device="cuda", requires_grad=True)
+
+        def rows(*names):
+            return [row[0] for row in nodes(*names)]
+
+        batch, length, heads, size = 2, 64, 4, 32
+        q, k, v = make(batch, length, heads, size), *(make(batch, 48, 2, size) for _ in range(2))
+        shapes, columns = {}, {}
+
+        def attention(name, call):
+            recorder.start()
+            out = call()
+            shapes[name] = [list(one.shape) for one in (out if isinstance(out, tuple) else (out,))]
+            op = recorder.ops.build()
+            own = [row for row, *_ in recorder._nodes if "attention" in op.name[row]]
+            columns[name] = [[op.kernel[i], *map(int, astuple(op.details_of(i))), int(op.flops[i])] for i in own]
+            return out
+
+        attention("plain", lambda: flash_attn_func(q, k, v)).sum().backward()
+        result["gradients"] = [list(one.grad.shape) for one in (q, k, v)]
+        attention("causal", lambda: flash_attn_func(q, q, q, 0.0, 0.5, True))
+        attention("window", lambda: flash_attn_func(q, q, q, causal=True, window_size=(16, 0)))
+        attention("left", lambda: flash_attn_func(q, q, q, window_size=(16, -1)))
+        attention("with statistics", lambda: flash_attn_func(q, k, v, return_attn_probs=True))
+        attention("qkv", lambda: flash_attn_qkvpacked_func(make(batch, length, 3, heads, size)))
+        attention("kv", lambda: flash_attn_kvpacked_func(q, make(batch, 48, 2, 2, size)))
+        starts = torch.tensor([0, 40, 96], dtype=torch.int32, device="cuda")
+        tokens = make(96, heads, size)
+        packed = starts, starts, 56, 56
+        attention("packed", lambda: flash_attn_varlen_func(tokens, tokens, tokens, *packed, causal=True))
+        attention("packed qkv", lambda: flash_attn_varlen_qkvpacked_func(make(96, 3, heads, size), starts, 56))
+        attention("packed kv", lambda: flash_attn_varlen_kvpacked_func(tokens, make(96, 2, heads, size), *packed))
+        result["shapes"], result["columns"] = shapes, columns
+        result["cache"] = fails(lambda: flash_attn.flash_attn_with_kvcache(q, k, v), ForerunError)
+
+        recorder.start()
+        cos, sin = (torch.empty(length, size // 2, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        turned = apply_rotary_emb(q, cos, sin, True)
+        turned.sum().backward()
+        result["rotary"] = [list(turned.shape), [row[0] for row in nodes() if "rotary" in row[0]]]
+
+        recorder.start()
+        x, residual = make(8, size), make(8, size)
+        weight, bias = make(size), make(size)
+        out, total = layer_norm_fn(x, weight, bias, residual, prenorm=True)
+        alone = layer_norm_fn(x, weight, bias)
+        result["layer norm"] = [list(out.shape), list(total.shape), list(alone.shape), rows("add", "native_layer_norm")]
+        recorder.start()
+        out, total = rms_norm_fn(x, weight, None, residual, prenorm=True)
+        result["rms norm"] = [list(out.shape), out is total, rows("add", "native_layer_norm", "_fused_rms_norm")]
+
+        mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]], device="cuda")
+        hidden = make(2, 5, 16)
+        kept, indices, cumulated, longest, lengths = unpad_input(hidden, mask)
+        result["unpadded"] = [list(kept.shape), indices.tolist(), cumulated.tolist(), longest, lengths.tolist(),
+                              str(cumulated.dtype)]
+        result["padded"] = list(pad_input(kept, indices, 2, 5).shape)
+        result["rows"] = list(index_first_axis(hidden.flatten(0, 1), indices).shape)
+        values = torch.tensor([3, 5], device="cuda")
+        result["put back"] = pad_input(values, torch.tensor([1, 4], device="cuda"), 2, 3).tolist()
+        """,
+        tmp_path_factory.mktemp("flash"),
+    )
+
+
+LENGTH, HEADS, SIZE = 64, 4, 32
+OUT = [2, LENGTH, HEADS, SIZE]
+
+
+def test_the_package_is_there_with_its_version(answers):
+    assert answers["versions"] == ["2.8.3"] * 3
+    assert answers["distribution"] == "flash-attn"
+    assert answers["listed"] == 1
+    assert answers["others"] == "PackageNotFoundError"
+    assert answers["packages"] == [True] * 3
+    assert answers["notes"] == ["flash_attn is not installed: traced with torch's own attention in its place"]
+
+
+def test_what_it_lacks_is_an_import_error_or_refused_by_name(answers):
+    module, attribute = answers["missing"]
+    assert module == "ModuleNotFoundError: No module named 'flash_attn.losses'"
+    assert attribute.startswith("AttributeError: module 'flash_attn.layers' has no attribute 'rotary_missing'")
+    assert answers["cache"] == "ForerunError: flash_attn_with_kvcache: inference with a cache can't be traced"
+
+
+def test_every_layout_of_queries_keys_and_values_has_outputs_like_the_queries(answers):
+    shapes = answers["shapes"]
+    assert shapes.pop("with statistics") == [OUT, [2, HEADS, LENGTH], [0]]
+    packed = {name: shapes.pop(name) for name in list(shapes) if name.startswith("packed")}
+    assert {name: [[96, HEADS, SIZE]] for name in packed} == packed
+    assert {name: [OUT] for name in shapes} == shapes
+    assert answers["gradients"] == [OUT, [2, 48, 2, SIZE], [2, 48, 2, SIZE]]
+
+
+def sums(*lengths):
+    """The pairs of a causal mask over sequences of these lengths."""
+    return sum(n * (n + 1) // 2 for n in lengths)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "kv_heads", "pairs"),
+    [
+        ("plain", 2, 2, LENGTH * 48),
+        ("causal", 2, HEADS, LENGTH * LENGTH / 2),
+        ("window", 2, HEADS, sums(17) + (LENGTH - 17) * 17),
+        ("left", 2, HEADS, LENGTH * LENGTH - sums(LENGTH - 17)),
+        ("with statistics", 2, 2, LENGTH * 48),
+        ("qkv", 2, HEADS, LENGTH * LENGTH),
+        ("kv", 2, 2, LENGTH * 48),
+        ("packed", 1, HEADS, sums(40, 56)),
+        ("packed qkv", 1, HEADS, 40**2 + 56**2),
+        ("packed kv", 1, HEADS, 40**2 + 56**2),
+    ],
+)
+def test_each_call_is_one_kernel_over_the_pairs_of_its_mask(answers, name, batch, kv_heads, pairs):
+    ((kernel, *shape, flops),) = answers["columns"][name]
+    assert kernel == "flash2"
+    assert shape[:3] == [batch, HEADS, kv_heads]
+    assert flops == 2 * batch * HEADS * pairs * (SIZE + SIZE)
+
+
+def test_rotary_embeddings_are_one_kernel_each_way(answers):
+    assert answers["rotary"] == [OUT, ["rotary", "rotary"]]
+
+
+def test_norms_add_the_residual_first_and_return_the_sum_when_asked(answers):
+    assert answers["layer norm"] == [[8, SIZE]] * 3 + [["add", "native_layer_norm", "native_layer_norm"]]
+    assert answers["rms norm"] == [[8, SIZE], False, ["add", "_fused_rms_norm"]]
+
+
+def test_padding_is_taken_out_and_put_back_by_the_mask(answers):
+    assert answers["unpadded"] == [[7, 16], [0, 1, 2, 5, 6, 7, 8], [0, 3, 7], 4, [3, 4], "torch.int32"]
+    assert answers["padded"] == [2, 5, 16]
+    assert answers["rows"] == [7, 16]
+    assert answers["put back"] == [[0, 3, 0], [0, 5, 0]]
