@@ -51,6 +51,21 @@ def test_rates_count_components():
     assert twice.failures_per_s == pytest.approx(2 * run_of(KNOWN, "x").failures_per_s)
 
 
+def test_components_may_be_of_any_number():
+    kinds = {"switch": {"number": 64, "mtbf_hours": 10_000}, "node": {"mtbf_hours": 10_000, "of": "node"}}
+    switch, node = run_of({**KNOWN, "failures": {"kinds": kinds}}, "x").failures
+    assert switch.components == 64
+    assert switch.rate_per_s == pytest.approx(64 / 3.6e7)
+    assert node.rate_per_s == pytest.approx(KNOWN["gpus"] / 8 / 3.6e7)
+    with pytest.raises(ForerunError, match="failures: switch: give either of or number"):
+        run_of({**KNOWN, "failures": {"kinds": {"switch": {**kinds["switch"], "of": "gpu"}}}}, "x")
+
+
+@pytest.mark.parametrize(("gpus", "seconds"), [(8, 5), (2048, 5), (6024, 17.5), (10_000, 30), (100_000, 30)])
+def test_communicators_of_more_gpus_take_longer_to_set_up(gpus, seconds):
+    assert run_of({**KNOWN, "gpus": gpus}, "x").recovery.communicators_s == pytest.approx(seconds)
+
+
 def test_numbers_may_have_letters():
     steps = [run_of({**KNOWN, "tokens": tokens}, "x").steps for tokens in ("2T", "2000B", "2e12", 2_000_000_000_000)]
     assert steps == [500_000] * 4

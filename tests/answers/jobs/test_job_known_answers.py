@@ -12,7 +12,7 @@ from forerun.answers.jobs.description import cluster_of
 from forerun.answers.jobs.elastic_rounds import share_out
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job, Scaling, Scheduled
-from forerun.answers.jobs.outcome import PolicyOutcome, in_use
+from forerun.answers.jobs.outcome import GroupOutcome, PolicyOutcome, in_use
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.placers import placer
 from forerun.answers.jobs.rounds import in_rounds
@@ -181,7 +181,14 @@ def test_figures_of_an_outcome():
     assert found.utilisation == pytest.approx(held / (8 * 27))
     assert found.goodput == pytest.approx((20 + 40 + 10) / held)
     assert found.fairness == pytest.approx((1 + 2 + 5) ** 2 / (3 * (1 + 4 + 25)))
-    assert found.by_group() == {"x": 10, "y": 22.5}
+    assert found.finish_time_ratios == pytest.approx((1, 20 / (10 * 4 * 2.4 / 8), 5)), "2.6, 2.4 and 2.12 jobs contend"
+    assert found.finish_time_ratio(0.5) == pytest.approx(20 / 12)
+    free_while_one_waits = 2 * 6 + 2 * 2 + 2 * 6 + 2 * 2 + 2 * 6
+    assert found.fragmentation == pytest.approx(free_while_one_waits / (8 * 27))
+    groups = found.by_group()
+    assert list(groups) == ["x", "y"]
+    assert groups["x"] == GroupOutcome(1, 10, 0, 20, 1, pytest.approx(1))
+    assert groups["y"] == GroupOutcome(2, 22.5, 7, 90, pytest.approx(50 / 90), pytest.approx((5 + 5 / 3) / 2))
     times, used = in_use(jobs)
     assert dict(zip(times, used, strict=True)) == {0: 2, 4: 6, 6: 2, 8: 6, 10: 2, 12: 6, 22: 2, 27: 0}
 

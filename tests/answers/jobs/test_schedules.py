@@ -123,6 +123,14 @@ def test_every_policy_runs_every_job_on_gpus_that_exist(name, placement, jobs):
     times, used = in_use(done)
     held = sum(gpus * (end - begin) for gpus, begin, end in zip(used, times, times[1:], strict=False))
     assert held == pytest.approx(sum(job.gpus * job.duration_s for job in jobs))  # Little's law, in GPU-seconds
+    assert 0 <= outcome.fragmentation <= 1 - outcome.utilisation + 1e-9
+    there = [[job.job.submit_s for job in done], [job.end_s for job in done]]
+    for one, ratio in zip(done, outcome.finish_time_ratios, strict=True):
+        number_s = sum(
+            max(0, min(one.end_s, end) - max(one.job.submit_s, begin)) for begin, end in zip(*there, strict=True)
+        )
+        alone_s = one.job.duration_s * max(1, one.job.gpus * number_s / one.jct_s / SHAPE.total)
+        assert ratio == pytest.approx(one.jct_s / alone_s)
 
 
 @settings(max_examples=60, deadline=None)
@@ -296,6 +304,7 @@ def test_no_job_waits_while_enough_gpus_are_free(name, jobs):
             runs = any(begin <= time < end for begin, end in one.ran)
             waits = one.job.submit_s <= time < one.end_s and not runs
             assert not waits or one.job.gpus > SHAPE.total - gpus
+    assert PolicyOutcome(name, tuple(done), SHAPE.total).fragmentation == 0
 
 
 @pytest.mark.parametrize("name", list(POLICIES))

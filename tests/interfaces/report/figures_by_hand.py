@@ -102,7 +102,7 @@ def study(**changes):
         request=request, outcomes=[None] * 50, seed=7, mttf_s=9000.0, finished=0.98,
         goodput=spread(0.81, 0.853, 0.89, 0.85), ettr=spread(0.8, 0.84, 0.88, 0.842),
         wall_s=spread(780_000, 820_000, 900_000, 825_000), tokens=spread(1e12, 2.5e12, 9e11, 6.1e9),
-        interruptions=spread(60, 77, 90, 76.4),
+        lost_tokens=spread(1e10, 2e10, 4e10, 2.4e10), interruptions=spread(60, 77, 90, 76.4),
         badput={Spent.WASTED: 0.071, Spent.SAVE: 0.0304}, failures={"gpu": 61.25, "switch": 4.0},
         intervals=[Hand(name="best of those tried", save_every_s=1200.0, goodput=0.861),
                    Hand(name="Daly", save_every_s=1500.0, goodput=0.4)],

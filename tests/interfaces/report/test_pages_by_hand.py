@@ -41,18 +41,25 @@ def test_the_page_of_schedules():
     request, outcomes = by_hand.scheduled()
     page = job_schedules.schedules_document(request, outcomes, "forerun cluster x")
     assert headings(page.parts) == [
-        "Policies side by side", "GPUs in use", "Completion times", "When jobs run", "Configuration",
+        "Policies side by side", "Fairness, fragmentation and stops", "GPUs in use", "Completion times",
+        "When jobs run", "Configuration",
     ]  # fmt: skip
-    policies, groups = (part for part in page.parts if isinstance(part, Table))
+    policies, fairness, groups, *more = (part for part in page.parts if isinstance(part, Table))
+    assert fairness.numeric == set(range(1, len(job_schedules.FAIRNESS_COLUMNS)))
+    assert [each.columns[0] for each in more] == [
+        "mean wait of group",
+        "goodput of group",
+        "mean finish ratio of group",
+    ]
     assert policies.numeric == set(range(1, len(job_schedules.COLUMNS)))
     assert groups.columns == ("mean JCT of group", "srtf", "fifo")
     assert groups.numeric == {1, 2}
-    assert [part.text for part in page.parts if type(part).__name__ == "Text"][:2] == ["srtf", "fifo"]
+    assert [part.text for part in page.parts if type(part).__name__ == "Text"][1:3] == ["srtf", "fifo"]
     assert [part.lines for part in page.parts if isinstance(part, Listing)] == [request.notes]
     alone = Hand(**{**vars(request), "notes": ()})
     ungrouped = [PolicyOutcome("fifo", (Scheduled(Job("a", 2, 0, 3600), 0, 3600, 0, ((0, 3600),)),), 8)]
     plain = job_schedules.schedules_document(alone, ungrouped)
-    assert len([part for part in plain.parts if isinstance(part, Table)]) == 1
+    assert len([part for part in plain.parts if isinstance(part, Table)]) == 2
     assert not any(isinstance(part, Listing) for part in plain.parts)
 
 

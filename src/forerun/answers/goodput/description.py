@@ -34,11 +34,15 @@ Component = Literal["gpu", "node", "job"]
 
 
 class KindEntry(Entry):
-    """Failures of one cause. One of mtbf_hours (of one component), per_1000_days (of 1,000 components) or events."""
+    """Failures of one cause. One of mtbf_hours (of one component) and per_1000_days (of 1,000 components).
+
+    Components are GPUs, nodes or the job, or `number` of something else, such as switches, cables or storage servers.
+    """
 
     mtbf_hours: Positive | None = None
     per_1000_days: NotNegative | None = None
     of: Component = "node"
+    number: AtLeastOne | None = None
     shape: Positive = 1.0
     scope: Scope = "node"
     nodes: Count = 1

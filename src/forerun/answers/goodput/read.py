@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any
 
+import numpy as np
+
 from forerun.answers.goodput.description import (
     CheckpointEntry,
     FailuresEntry,
@@ -214,7 +216,9 @@ class _Reader:
     def _kind(self, name: str, entry: KindEntry) -> FailureKind:
         if (entry.mtbf_hours is None) == (entry.per_1000_days is None):
             raise self._wrong(f"failures: {name}: give either mtbf_hours or per_1000_days")
-        components = {"gpu": self.entry.gpus, "node": self.nodes, "job": 1}[entry.of]
+        if entry.number is not None and "of" in entry.model_fields_set:
+            raise self._wrong(f"failures: {name}: give either of or number")
+        components = entry.number or {"gpu": self.entry.gpus, "node": self.nodes, "job": 1}[entry.of]
         each = (
             1.0 / (entry.mtbf_hours * _HOUR_S) if entry.mtbf_hours else (entry.per_1000_days or 0.0) / (1000 * _DAY_S)
         )
@@ -274,7 +278,9 @@ class _Reader:
         return (first, *more)
 
     def _recovery(self) -> Recovery:
-        defaults, given = _presets()["defaults"], self.entry.recovery
+        defaults, given = dict(_presets()["defaults"]), self.entry.recovery
+        points = defaults["communicators_s"]
+        defaults["communicators_s"] = float(np.interp(self.entry.gpus, list(points), list(points.values())))
         values = {name: getattr(given, name) for name in _RECOVERY}
         open_ones = [name for name, value in values.items() if value is None]
         if open_ones:

@@ -102,6 +102,11 @@ class RunStudy:
         return Quantiles.of([one.tokens for one in self.outcomes])
 
     @property
+    def lost_tokens(self) -> Quantiles:
+        """The tokens of steps that the run loses and does again."""
+        return Quantiles.of([one.lost_tokens for one in self.outcomes])
+
+    @property
     def interruptions(self) -> Quantiles:
         """Failures of all kinds."""
         return Quantiles.of([float(one.interruptions) for one in self.outcomes])

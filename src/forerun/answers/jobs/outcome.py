@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
+from forerun.answers.jobs.fairness import finish_time_ratios, fragmentation
 from forerun.answers.jobs.job import Scheduled
 
 
@@ -45,6 +47,21 @@ class ClusterRequest(Protocol):
 
     def schedule(self, policy: str) -> list[Scheduled]:
         """Returns what becomes of the jobs under a policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """What becomes of the jobs of one group under a policy."""
+
+    jobs: int
+    mean_jct_s: float
+    mean_wait_s: float
+    held_gpu_s: float
+    """GPU-seconds that the jobs hold"""
+    goodput: float
+    """GPU-seconds that they need at their fastest over those that they hold"""
+    finish_time_ratio: float
+    """mean"""
 
 
 @dataclass(frozen=True)
@@ -97,16 +114,42 @@ class PolicyOutcome:
         return float(slowdowns.sum() ** 2 / (len(slowdowns) * (slowdowns**2).sum()))
 
     @property
+    def fragmentation(self) -> float:
+        """The share of GPU time that lies free while a job waits that asks for no more (`fairness.fragmentation`)."""
+        return fragmentation(self.jobs, self.gpus)
+
+    @cached_property
+    def finish_time_ratios(self) -> tuple[float, ...]:
+        """Completion times over those on an equal part of the cluster, in the order of the jobs."""
+        return tuple(finish_time_ratios(self.jobs, self.gpus).tolist())
+
+    def finish_time_ratio(self, quantile: float) -> float:
+        """Returns a quantile of the jobs' finish-time ratios."""
+        return float(np.quantile(self.finish_time_ratios, quantile))
+
+    @property
     def preemptions(self) -> int:
         """How often a job lost its GPUs before its end."""
         return sum(job.preemptions for job in self.jobs)
 
-    def by_group(self) -> dict[str, float]:
-        """Returns the mean completion time in seconds of each group's jobs."""
-        times: defaultdict[str, list[float]] = defaultdict(list)
-        for job in self.jobs:
-            times[job.job.group].append(job.jct_s)
-        return {group: float(np.mean(values)) for group, values in sorted(times.items())}
+    def by_group(self) -> dict[str, GroupOutcome]:
+        """Returns what becomes of each group's jobs."""
+        members: defaultdict[str, list[int]] = defaultdict(list)
+        for i, job in enumerate(self.jobs):
+            members[job.job.group].append(i)
+        return {group: self._of_group(numbers) for group, numbers in sorted(members.items())}
+
+    def _of_group(self, numbers: Sequence[int]) -> GroupOutcome:
+        jobs = [self.jobs[i] for i in numbers]
+        held_gpu_s = sum(job.held_gpu_s for job in jobs)
+        return GroupOutcome(
+            jobs=len(jobs),
+            mean_jct_s=float(np.mean([job.jct_s for job in jobs])),
+            mean_wait_s=float(np.mean([job.waited_s for job in jobs])),
+            held_gpu_s=held_gpu_s,
+            goodput=sum(job.needed_gpu_s for job in jobs) / held_gpu_s,
+            finish_time_ratio=float(np.mean([self.finish_time_ratios[i] for i in numbers])),
+        )
 
 
 def in_use(jobs: Sequence[Scheduled]) -> tuple[list[float], list[int]]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from forerun.answers.jobs.outcome import ClusterRequest, PolicyOutcome, in_use
+from forerun.answers.jobs.outcome import ClusterRequest, GroupOutcome, PolicyOutcome, in_use
 from forerun.common.units import HOUR_S
-from forerun.interfaces.report.console import make_table
+from forerun.interfaces.report.console import make_table, print_title
 from forerun.interfaces.report.drawing import short
 from forerun.interfaces.report.figures import percent
 from forerun.interfaces.report.page import Document, Heading, Listing, Part, Plot, Table, plot_text
@@ -21,7 +22,9 @@ from forerun.interfaces.report.plots import axis, layout, rounded
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
 from forerun.interfaces.report.whole_run import duration
 
-COLUMNS = ("policy", "mean JCT", "median", "99 %", "wait", "makespan", "use", "goodput", "Jain", "stops")
+COLUMNS = ("policy", "mean JCT", "median", "99 %", "wait", "makespan", "use", "goodput")
+FAIRNESS_COLUMNS = ("policy", "Jain", "finish ratio", "99 %", "fragmentation", "preemptions", "failures")
+_FAIRNESS_TITLE = "Fairness, fragmentation and stops"
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 _MOST_POINTS = 2_000
 _LANES = 40
@@ -41,8 +44,16 @@ def subtitle(request: ClusterRequest) -> str:
     """Returns how jobs are placed and what the columns mean."""
     return (
         f"placement {request.placement}; JCT: job completion time; wait: mean time without GPUs; use: share of GPU time"
-        " that jobs hold; goodput: share of that which they need at their fastest, if nothing fails; Jain: index of the"
-        " jobs' slowdowns, 1 where all are alike; stops: preemptions and failures"
+        " that jobs hold; goodput: share of that which they need at their fastest, if nothing fails"
+    )
+
+
+def fairness_subtitle() -> str:
+    """Returns what the columns of fairness mean."""
+    return (
+        "Jain: index of the jobs' slowdowns, 1 where all are alike; finish ratio: JCT over that on an equal part of the"
+        " cluster alone, median and 99 % of jobs; fragmentation: share of GPU time that lies free while a job waits"
+        " that asks for no more"
     )
 
 
@@ -58,19 +69,42 @@ def rows(outcomes: Sequence[PolicyOutcome]) -> list[tuple[str, ...]]:
             duration(one.makespan_s),
             percent(one.utilisation),
             percent(one.goodput),
-            f"{one.fairness:.2f}",
-            f"{one.preemptions + one.failures:,}",
         )
         for one in outcomes
     ]
 
 
-def group_rows(outcomes: Sequence[PolicyOutcome]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Returns the column names and the rows of mean completion times by group; no rows where there are no groups."""
+def fairness_rows(outcomes: Sequence[PolicyOutcome]) -> list[tuple[str, ...]]:
+    """Returns one row of FAIRNESS_COLUMNS for each policy."""
+    return [
+        (
+            one.policy,
+            f"{one.fairness:.2f}",
+            f"{one.finish_time_ratio(0.5):.2f}",
+            f"{one.finish_time_ratio(0.99):.2f}",
+            percent(one.fragmentation),
+            f"{one.preemptions:,}",
+            f"{one.failures:,}",
+        )
+        for one in outcomes
+    ]
+
+
+def group_tables(outcomes: Sequence[PolicyOutcome]) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+    """Returns column names and rows of figures by group and policy; no tables where there are no groups."""
     groups = [one.by_group() for one in outcomes]
     names = sorted({name for each in groups for name in each if name})
-    body = [(name, *(duration(each[name]) for each in groups)) for name in names]
-    return ("mean JCT of group", *(one.policy for one in outcomes)), body
+    figures: dict[str, Callable[[GroupOutcome], str]] = {
+        "mean JCT of group": lambda group: duration(group.mean_jct_s),
+        "mean wait of group": lambda group: duration(group.mean_wait_s),
+        "goodput of group": lambda group: percent(group.goodput),
+        "mean finish ratio of group": lambda group: f"{group.finish_time_ratio:.2f}",
+    }
+    policies = tuple(one.policy for one in outcomes)
+    return [
+        ((title, *policies), [(name, *(words(each[name]) for each in groups)) for name in names])
+        for title, words in (figures.items() if names else ())
+    ]
 
 
 def print_schedules(out: Console, request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> None:
@@ -78,9 +112,12 @@ def print_schedules(out: Console, request: ClusterRequest, outcomes: Sequence[Po
     out.print(Text(heading(request), style="bold"))
     out.print(subtitle(request), soft_wrap=True)
     out.print()
-    out.print(make_table("lrrrrrrrrr", COLUMNS, rows(outcomes), whole="lr"))
-    columns, body = group_rows(outcomes)
-    if body:
+    out.print(make_table("lrrrrrrr", COLUMNS, rows(outcomes), whole="lr"))
+    out.print()
+    print_title(out, _FAIRNESS_TITLE)
+    out.print(fairness_subtitle(), soft_wrap=True)
+    out.print(make_table("lrrrrrr", FAIRNESS_COLUMNS, fairness_rows(outcomes), whole="lr"))
+    for columns, body in group_tables(outcomes):
         out.print()
         out.print(make_table("l" + "r" * len(outcomes), columns, body, gap=2))
     for note in request.notes:
@@ -106,8 +143,12 @@ def schedules_record(request: ClusterRequest, outcomes: Sequence[PolicyOutcome])
                 "goodput": one.goodput,
                 "failures": one.failures,
                 "fairness": one.fairness,
+                "p50_finish_time_ratio": one.finish_time_ratio(0.5),
+                "p99_finish_time_ratio": one.finish_time_ratio(0.99),
+                "fragmentation": one.fragmentation,
                 "preemptions": one.preemptions,
-                "mean_jct_s_by_group": one.by_group(),
+                "mean_jct_s_by_group": {name: group.mean_jct_s for name, group in one.by_group().items()},
+                "by_group": {name: asdict(group) for name, group in one.by_group().items()},
             }
             for one in outcomes
         ],
@@ -132,19 +173,18 @@ def job_rows(outcomes: Sequence[PolicyOutcome]) -> list[Mapping[str, Any]]:
             "preemptions": job.preemptions,
             "failures": job.failures,
             "gpu_s": job.held_gpu_s,
+            "finish_time_ratio": ratio,
         }
         for one in outcomes
-        for job in one.jobs
+        for job, ratio in zip(one.jobs, one.finish_time_ratios, strict=True)
     ]
 
 
 def schedules_document(request: ClusterRequest, outcomes: Sequence[PolicyOutcome], command: str = "") -> Document:
     """Returns the page: the table, GPUs in use over time, completion times."""
-    numeric = frozenset(range(1, len(COLUMNS)))
-    parts: list[Part] = [Heading("Policies side by side"), Table(COLUMNS, tuple(rows(outcomes)), numeric=numeric)]
-    columns, body = group_rows(outcomes)
-    if body:
-        parts.append(Table(columns, tuple(body), numeric=frozenset(range(1, len(columns)))))
+    parts: list[Part] = [Heading("Policies side by side"), _table(COLUMNS, rows(outcomes))]
+    parts += [Heading(_FAIRNESS_TITLE), Paragraph(fairness_subtitle())]
+    parts += [_table(FAIRNESS_COLUMNS, fairness_rows(outcomes)), *(_table(*each) for each in group_tables(outcomes))]
     parts += [Heading("GPUs in use"), _use(request, outcomes), Heading("Completion times"), _completion(outcomes)]
     parts.append(Heading("When jobs run"))
     for one in outcomes:
@@ -153,6 +193,10 @@ def schedules_document(request: ClusterRequest, outcomes: Sequence[PolicyOutcome
         parts.append(Listing(request.notes))
     parts += reproduce_section(command, {}, "", ())
     return Document(heading(request), subtitle(request), tuple(parts))
+
+
+def _table(columns: Sequence[str], body: Sequence[tuple[str, ...]]) -> Table:
+    return Table(tuple(columns), tuple(body), numeric=frozenset(range(1, len(columns))))
 
 
 def schedules_pictures(request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> dict[str, bytes]:

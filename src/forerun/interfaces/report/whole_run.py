@@ -76,6 +76,7 @@ def quantile_rows(study: RunStudy) -> list[tuple[str, ...]]:
         ("wall time", study.wall_s, duration),
         ("failures", study.interruptions, lambda value: f"{value:,.0f}"),
         ("tokens", study.tokens, tokens_words),
+        ("tokens lost", study.lost_tokens, tokens_words),
     ]
     if study.request.by_the_clock:
         del rows[2]
@@ -209,6 +210,7 @@ def _quantiles(study: RunStudy) -> dict[str, dict[str, float]]:
         "ettr": study.ettr,
         "wall_s": study.wall_s,
         "tokens": study.tokens,
+        "lost_tokens": study.lost_tokens,
         "failures": study.interruptions,
     }
     return {name: {key: getattr(of, key) for key in ("p5", "p50", "p95", "mean")} for name, of in figures.items()}
