@@ -97,7 +97,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that `import forerun` and the console's help stay quick."""
+    """Imports on first use, so that `import forerun` and the console's help stay quick."""
     if name == "kernels":
         return import_module("forerun.sources.trace.opaque")
     if name not in _HOMES:

@@ -14,12 +14,12 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 
 def pointers(counts: npt.ArrayLike) -> Numbers:
-    """The CSR pointer (n + 1,) of n rows that have `counts` entries each."""
+    """Returns the CSR pointer (n + 1,) of n rows that have `counts` entries each."""
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def grouped(owner: npt.NDArray[Any], values: npt.NDArray[Any], n: int) -> tuple[Numbers, Any]:
-    """The `values` of each of `n` owners as CSR; the values of an owner keep their order."""
+    """Returns the `values` of each of `n` owners as CSR; the values of an owner keep their order."""
     return pointers(np.bincount(owner, minlength=n)), values[np.argsort(owner, kind="stable")]
 
 
@@ -30,7 +30,7 @@ def csr(lists: Sequence[Sequence[int]]) -> tuple[Numbers, Numbers]:
 
 
 def positions(order: npt.NDArray[Any]) -> Numbers:
-    """The place of each row in `order`, which names every row once."""
+    """Returns the place of each row in `order`, which names every row once."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     return place

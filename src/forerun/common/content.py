@@ -49,7 +49,7 @@ def content(value: object, inside: frozenset[int] = frozenset()) -> Any:
 
 
 def _bound(function: Any, inside: frozenset[int]) -> list[Any]:
-    """The content that a function carries: the object of a method, its defaults, its closure."""
+    """Returns the content that a function carries: the object of a method, its defaults, its closure."""
     cells = getattr(function, "__closure__", None) or ()
     kept = [cell.cell_contents for cell in cells]
     parts = (getattr(function, "__self__", None), getattr(function, "__defaults__", None), kept)
@@ -57,7 +57,7 @@ def _bound(function: Any, inside: frozenset[int]) -> list[Any]:
 
 
 def _state(value: object) -> object:
-    """The state that pickle would keep of `value`, or its attributes where it can't be pickled."""
+    """Returns the state that pickle would keep of `value`, or its attributes where it can't be pickled."""
     try:
         reduced = value.__reduce_ex__(2)
     except Exception:  # a user's class may raise anything here
@@ -66,7 +66,7 @@ def _state(value: object) -> object:
 
 
 def _named(what: Any) -> list[str]:
-    """The name of a class or function, with a digest of its file where that belongs to a user."""
+    """Returns the name of a class or function, with a digest of its file where that belongs to a user."""
     module = str(getattr(what, "__module__", ""))
     name = [module, str(what.__qualname__)]
     return name if module.split(".")[0] in (*sys.stdlib_module_names, "forerun") else [*name, _file_digest(what)]
@@ -87,7 +87,7 @@ def _digest_of_file(path: str) -> str:
 
 @cache
 def forerun_digest() -> str:
-    """A digest of Forerun's version and of all its files, so that any changed line or constant changes it."""
+    """Returns a digest of Forerun's version and of all its files, so that any changed line or constant changes it."""
     root = Path(__file__).parents[1]
     whole = hashlib.sha256(__version__.encode())
     for path in sorted(root.rglob("*")):
@@ -97,6 +97,6 @@ def forerun_digest() -> str:
 
 
 def digest_of(*parts: object) -> str:
-    """A digest of `parts` and of Forerun itself: 64 hexadecimal digits."""
+    """Returns a digest of `parts` and of Forerun itself: 64 hexadecimal digits."""
     text = json.dumps([forerun_digest(), content(parts)])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -70,12 +70,12 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """`module:name`, by which the library knows the function."""
+        """Returns `module:name`, by which the library knows the function."""
         return f"{self.py_func.__module__}:{self.py_func.__qualname__}"
 
     @cached_property
     def dispatcher(self) -> Any:
-        """Numba's function, which compiles itself on its first call.
+        """Returns numba's function, which compiles itself on its first call.
 
         It has no cache where numba finds no folder to write it to: numba raises RuntimeError when it can write neither
         the package's folder, nor NUMBA_CACHE_DIR, nor the home directory (a read-only install, a container without
@@ -92,7 +92,7 @@ class Kernel:
 
 @cache
 def _numba() -> Any:
-    """Numba, which takes a Kernel that another one calls for the function that numba compiled of it."""
+    """Returns numba, which takes a Kernel that another one calls for the function that numba compiled of it."""
     import numba
     from numba.core import event, types
     from numba.extending import typeof_impl
@@ -108,7 +108,7 @@ def _numba() -> Any:
             self.said = True
 
         def on_end(self, event: Any) -> None:
-            """Nothing: the answer follows."""
+            """Does nothing: the answer follows."""
 
     event.register("numba:compile", Announced())  # type: ignore[no-untyped-call]
 
@@ -131,6 +131,6 @@ def _watch_callees(compiled: Any, folder: Path) -> None:
 
 @cache
 def _newest(folder: Path) -> int:
-    """When a module of `folder`, or a file of constants beside it, last changed."""
+    """Returns when a module of `folder`, or a file of constants beside it, last changed."""
     paths = (*folder.glob("*.py"), *folder.glob("*.yaml"))
     return max((path.stat().st_mtime_ns for path in paths), default=0)

@@ -30,14 +30,15 @@ _LOOK_EVERY_S = 1.0
 
 
 def available_cpus() -> int:
-    """The number of CPUs that this process may use."""
+    """Returns the number of CPUs that this process may use."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def default_workers() -> int:
-    """One worker for each CPU. One in all where processes can't fork, as spawning runs a user's script again."""
+    """Returns one worker for each CPU. One in all where processes can't fork, as spawning runs a user's script
+    again."""
     return available_cpus() if sys.platform == "linux" else 1
 
 

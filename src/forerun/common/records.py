@@ -64,11 +64,11 @@ class Records:
         self._base.close()
 
     def all(self) -> dict[str, Any]:
-        """All records by key."""
+        """Returns all records by key."""
         return self._read(f"SELECT key, record FROM {self._table}", ())
 
     def of(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The records of `keys`; keys without a record are left out."""
+        """Returns the records of `keys`; keys without a record are left out."""
         found: dict[str, Any] = {}
         for first in range(0, len(keys), _ASKED_AT_ONCE):
             some = keys[first : first + _ASKED_AT_ONCE]

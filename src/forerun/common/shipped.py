@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def shipped(kind: type[T], package: str, name: str) -> T:
-    """The constants of the file `name` of `package`, as an object of the dataclass `kind`.
+    """Returns the constants of the file `name` of `package`, as an object of the dataclass `kind`.
 
     Raises ForerunError if a key is missing or unknown, or a value is of the wrong type.
     """
@@ -30,12 +30,12 @@ def _loaded(kind: Any, package: str, name: str) -> Any:
 
 @cache
 def shipped_data(package: str, name: str) -> Any:
-    """The contents of the YAML file `name` of `package`, which the caller must not change."""
+    """Returns the contents of the YAML file `name` of `package`, which the caller must not change."""
     return parse_any_yaml(shipped_text(package, name), name)
 
 
 def shipped_text(package: str, name: str) -> str:
-    """The text of the file `name` of `package`."""
+    """Returns the text of the file `name` of `package`."""
     return (resources.files(package) / name).read_text(encoding="utf-8")
 
 
@@ -43,7 +43,7 @@ _adapter: Callable[[Any], pydantic.TypeAdapter[Any]] = cache(pydantic.TypeAdapte
 
 
 def validated(kind: Any, data: object, place: str) -> Any:
-    """`data` as an object of the type `kind`. Raises ForerunError with `place` and the first wrong key."""
+    """Returns `data` as an object of the type `kind`. Raises ForerunError with `place` and the first wrong key."""
     try:
         return _adapter(kind).validate_python(data)
     except pydantic.ValidationError as error:

@@ -84,7 +84,7 @@ class Shown(ABC):
 
 
 def dataframe(rows: Sequence[dict[str, Any]]) -> pandas.DataFrame:
-    """Returns rows as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
+    """Returns the rows as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
     try:
         import pandas
     except ImportError:

@@ -24,7 +24,7 @@ class AnswersTasks(Protocol[Asked, Found]):
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Who answers tasks. Answers come in the order of the tasks, and don't depend on who gives them.
+    """Names the workers that answer tasks. Answers come in the tasks' order, and don't depend on who gives them.
 
     Raises ForerunError for an executor other than `local` and `ray`, or a Ray address with local processes.
     """

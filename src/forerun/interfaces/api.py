@@ -75,7 +75,7 @@ def predict(
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
 ) -> Prediction:
-    """Predict one optimizer step of `model` under `plan` on `cluster`.
+    """Predicts one optimizer step of `model` under `plan` on `cluster`.
 
     `model` is a ModelSpec, a LayeredModel (whose plan has a seq_len of 1), a preset's name or a file; `cluster` a
     Cluster, a preset's name or a YAML file. `network` is what the GPUs communicate over in place of the links of the
@@ -103,7 +103,7 @@ def simulate(
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
 ) -> Simulation:
-    """Predict as `predict` does, and keep the Program, its Timeline and its memory."""
+    """Predicts as `predict` does, and keeps the Program, its Timeline and its memory."""
     where = _cluster(cluster)
     setup = Setup(_any_model(model), plan, where, network_of(where, network), measured, replays=True)
     return around_plan(simulate_setup(setup), setup, loop, storage)
@@ -112,7 +112,7 @@ def simulate(
 def load_measured(
     kernel_profile: str | Path | None = None, network_profile: str | Path | None = None
 ) -> Measured | None:
-    """Read your measured times of kernels and collectives from CSV files (docs/cli.md); None without files.
+    """Reads your measured times of kernels and collectives from CSV files (docs/cli.md); None without files.
 
     Raises ForerunError if a file can't be read or holds something wrong; the message names the line and the column.
     """
@@ -132,7 +132,7 @@ def predict_program(
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
 ) -> Simulation:
-    """Predict one step of a saved Program, or of its file, on `cluster`.
+    """Predicts one step of a saved Program, or of its file, on `cluster`.
 
     `n_gpus` is another number of ranks, reached by data parallelism alone. See
     `forerun.answers.analysis.predict_program.predict_program` for the other arguments and the errors.

@@ -47,7 +47,7 @@ class Experiment:
 
     @classmethod
     def from_preset(cls, name: str) -> Experiment:
-        """One of the experiments that come with Forerun. Raises UnknownName, which lists them."""
+        """Returns one of the experiments that come with Forerun. Raises UnknownName, which lists them."""
         return cls(read_experiment(name))
 
     @classmethod
@@ -65,11 +65,11 @@ class Experiment:
         return Experiment(changed(self.request, changes))
 
     def run(self) -> Run:
-        """Simulate the run."""
+        """Simulates the run."""
         return Run(run(self.request))
 
     def scale(self, nodes: Sequence[int], *, strong: bool = False, folder: str | Path | None = None) -> Study:
-        """Simulate the experiment on each number of nodes; with `folder` an interrupted study continues there."""
+        """Simulates the experiment on each number of nodes; with `folder` an interrupted study continues there."""
         return Study(scale(self.request, nodes, strong, folder=_path(folder)))
 
     def compare(
@@ -82,7 +82,7 @@ class Experiment:
         grid: bool = False,
         folder: str | Path | None = None,
     ) -> Study:
-        """Variants of the experiment side by side, one change at a time, or all combinations with `grid`."""
+        """Returns variants of the experiment side by side, one change at a time, or all combinations with `grid`."""
         return Study(
             compare(
                 self.request,
@@ -96,7 +96,7 @@ class Experiment:
         )
 
     def stragglers(self, *, folder: str | Path | None = None) -> Study:
-        """Step times under the experiment's disturbances, and what the slowest rank costs."""
+        """Returns step times under the experiment's disturbances, and what the slowest rank costs."""
         return Study(study(self.request, folder=_path(folder)))
 
 
@@ -107,7 +107,7 @@ class Run:
     result: RunResult
 
     def summary(self) -> dict[str, Any]:
-        """Its figures; units are in the keys."""
+        """Returns its figures; units are in the keys."""
         return self.result.summary()
 
     def other_reading(self) -> OtherReading | None:
@@ -120,7 +120,7 @@ class Run:
         return answers_of(self.result)
 
     def analyze(self) -> Answers:
-        """Bottlenecks, critical path, sensitivities and advice; each of the last two simulated."""
+        """Returns bottlenecks, critical path, sensitivities and advice; each of the last two simulated."""
         return self._answers
 
     def to_dataframe(self) -> DataFrame:
@@ -133,7 +133,7 @@ class Run:
 
     @cached_property
     def event_history(self) -> DataFrame:
-        """Every start and end of a kernel, collective, copy or launch, in the order of time. Needs pandas.
+        """Returns every start and end of a kernel, collective, copy or launch, in the order of time. Needs pandas.
 
         It has the rows and columns of the events.csv that `export(history=True)` writes: whole iterations from the
         first on, up to 40,000 nodes. `attrs["note"]` says which, where they are not all.
@@ -144,7 +144,7 @@ class Run:
         return frame
 
     def events(self, kind: str | None = None) -> Iterator[Event]:
-        """Iterate over the events as objects with `event_type`, `timestamp` (seconds) and the columns of the table.
+        """Iterates over the events as objects with `event_type`, `timestamp` (seconds) and the columns of the table.
 
         Args:
             kind: compute, communication, copy, delay or host; or one of their starts or ends: communication_start.
@@ -173,7 +173,7 @@ class Run:
         return document_html(document_of(self.result))
 
     def export(self, folder: str | Path, *, history: bool = False) -> list[Path]:
-        """Write configuration, results, pictures and the page, all or none; with `history` every event too."""
+        """Writes configuration, results, pictures and the page, all or none; with `history` every event too."""
         return export(self.result, Path(folder), self.analyze(), history=history).paths
 
 
@@ -184,7 +184,7 @@ class Study:
     result: ScalingStudy | Comparison | StragglerStudy
 
     def summary(self) -> dict[str, Any]:
-        """Its figures; units are in the keys."""
+        """Returns its figures; units are in the keys."""
         return self.result.summary()
 
     def to_dataframe(self) -> DataFrame:
@@ -209,7 +209,7 @@ class Study:
         return document_html(document_of(self.result))
 
     def export(self, folder: str | Path) -> list[Path]:
-        """Write configuration, results, pictures and the page, all or none."""
+        """Writes configuration, results, pictures and the page, all or none."""
         return export(self.result, Path(folder)).paths
 
 

@@ -1,4 +1,4 @@
-"""How a notebook shows predictions, simulated steps, searches and ranges of searches."""
+"""Shows predictions, simulated steps, searches and ranges of searches in a notebook."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from forerun.describe.model.catalog import load_model
 
 @dataclass(frozen=True)
 class Question:
-    """What a user wants to know."""
+    """Holds what a user wants to know."""
 
     model: str
     cluster: str

@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True)
 class SimulatedRuns(Shown):
-    """What becomes of a run, over all seeds."""
+    """Holds what becomes of a run, over all seeds."""
 
     study: RunStudy
 

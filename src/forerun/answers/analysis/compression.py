@@ -1,4 +1,4 @@
-"""How gradients are sent smaller than they are: methods by name, and what one does to a step."""
+"""Gradients can be sent in fewer bytes; this module knows the methods by name and predicts what one does to a step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Compression:
 
 
 def read_compression(given: Any, place: str) -> Compression | None:
-    """What the key means: a method's name, or {name: ..., rank: ..., density: ..., between_nodes: ...}. None for none.
+    """Reads the key: a method's name, or {name: ..., rank: ..., density: ..., between_nodes: ...}. None stays None.
 
     Raises ForerunError for an unknown method or option, or a value that makes no sense.
     """

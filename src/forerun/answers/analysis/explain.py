@@ -29,7 +29,7 @@ def explain(
     network: NetworkUse | None,
     notes: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
-    """Returns lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
+    """Returns the lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
 
     `mfu` says what MFU counts and divides by, `band` where the band of the time comes from. `network` is the network
     that collectives ran on in place of the cluster's links. `notes` come last.

@@ -1,4 +1,4 @@
-"""How busy a step keeps the links of a network: the busiest link of each mesh axis."""
+"""Measures how busy a step keeps the links of a network: the busiest link of each mesh axis."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class PostTrainingStep:
 
     @property
     def device_gib(self) -> float:
-        """Memory of the fullest GPU in the stage that needs most."""
+        """Returns the memory of the fullest GPU in the stage that needs most."""
         return max(stage.device_gib or 0.0 for stage in self.stages)
 
     @property

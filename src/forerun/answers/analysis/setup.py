@@ -76,7 +76,7 @@ class Setup:
 
     @property
     def parts(self) -> tuple[RankKind, ...]:
-        """All GPUs by kind, in the order of their data-parallel replicas: the cluster's own first, if any.
+        """Returns all GPUs by kind, in the order of their data-parallel replicas: the cluster's own first, if any.
 
         The second part of one name is called `<name> (2)`.
         """

@@ -1,4 +1,4 @@
-"""What-if: simulates a step again with one part of the machine improved, and compares the times.
+"""Answers what-if questions: simulates a step again with one part of the machine improved, and compares the times.
 
 Every row changes one part and leaves everything else as it was:
 

@@ -31,7 +31,7 @@ class ModuleDifference(NamedTuple):
 
     @property
     def lost_s(self) -> float:
-        """Seconds that were measured and not predicted."""
+        """Returns the seconds that were measured and not predicted."""
         return self.measured_s - self.predicted_s
 
 
@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def rank(self) -> RankDifference:
-        """The rank that sets the pace."""
+        """Returns the rank that sets the pace."""
         return self.ranks[self.slowest]
 
     @property
@@ -67,7 +67,7 @@ class Comparison:
 
     @cached_property
     def stages(self) -> tuple[RankDifference, ...]:
-        """The rank that sets the pace, and of each other stage the rank that waits least."""
+        """Returns the rank that sets the pace, and of each other stage the rank that waits least."""
         found = {self.rank.rank_class: self.rank}
         for one in sorted(self.ranks, key=lambda rank: -rank.work_s[0]):
             found.setdefault(one.rank_class, one)
@@ -75,28 +75,28 @@ class Comparison:
 
     @cached_property
     def pairs_of_stages(self) -> tuple[Pair, ...]:
-        """The pairs of work of `stages`."""
+        """Returns the pairs of work of `stages`."""
         others = (pairs_of(one.measured.lines, one.predicted.lines) for one in self.stages[1:])
         return (*self.pairs, *(pair for pairs in others for pair in pairs))
 
     @property
     def measured_s(self) -> float:
-        """The measured time of the step."""
+        """Returns the measured time of the step."""
         return self.imported.measured_s
 
     @property
     def predicted_s(self) -> float:
-        """The predicted time of the step."""
+        """Returns the predicted time of the step."""
         return self.predicted.step_s
 
     @property
     def slowdown(self) -> float:
-        """The measured time over the predicted one, less 1."""
+        """Returns the measured time over the predicted one, less 1."""
         return self.measured_s / self.predicted_s - 1.0
 
     @cached_property
     def parts(self) -> tuple[PartDifference, ...]:
-        """All parts, the most lost time first. What they lost adds up to the difference of the step times."""
+        """Returns all parts, the most lost time first. What they lost adds up to the difference of the step times."""
         rows = parts_of(self.measured, self.predicted)
         rest = self.measured_s - self.measured.step_s
         if abs(rest) > _LEAST_REPLAY * self.measured_s:
@@ -105,7 +105,8 @@ class Comparison:
 
     @cached_property
     def modules(self) -> tuple[ModuleDifference, ...]:
-        """Work by module, the most lost time first; measured work counts for the modules of the predicted work."""
+        """Returns work by module, the most lost time first; measured work counts for the modules of the predicted
+        work."""
         sums: dict[str, list[float]] = {}
         for pair in self.pairs:
             known = {line.module for line in pair.predicted}
@@ -124,7 +125,7 @@ class Comparison:
 
     @property
     def measured_peak_gib(self) -> float | None:
-        """The largest recorded sum of allocated memory; None where the profile has none."""
+        """Returns the largest recorded sum of allocated memory; None where the profile has none."""
         cls = self.imported.program.rank_classes[self.rank.run_class]
         size = int(np.sum(cls.resident_bytes))
         return size / GIB if size else None

@@ -1,4 +1,4 @@
-"""Which measured work is which predicted work: by name, by shape, by kind of work, and at last by part of the step.
+"""Pairs measured work with predicted work: by name, by shape, by kind of work, and at last by part of the step.
 
 A level joins what all levels before it left over, so every piece of work is in exactly one pair.
 """
@@ -22,59 +22,59 @@ class Pair:
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        """All lines, the predicted ones first."""
+        """Returns all lines, the predicted ones first."""
         return (*self.predicted, *self.measured)
 
     @property
     def part(self) -> str:
-        """The part of the step that it counts as."""
+        """Returns the part of the step that it counts as."""
         return self.lines[0].part
 
     @property
     def name(self) -> str:
-        """The predicted name, or else the measured one, of what takes most time."""
+        """Returns the predicted name, or else the measured one, of what takes most time."""
         side = self.predicted or self.measured
         return max(side, key=lambda line: line.time_s).name
 
     @property
     def kernel(self) -> str:
-        """The name of the measured kernel that takes most time; empty if nothing was measured."""
+        """Returns the name of the measured kernel that takes most time; empty if nothing was measured."""
         return max(self.measured, key=lambda line: line.time_s).name if self.measured else ""
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules of the predicted work, or else of the measured."""
+        """Returns the modules of the predicted work, or else of the measured."""
         return tuple(dict.fromkeys(line.module for line in self.predicted or self.measured))
 
     @property
     def phase(self) -> str:
-        """The phases of the work, joined."""
+        """Returns the phases of the work, joined."""
         return ", ".join(dict.fromkeys(line.phase for line in self.predicted or self.measured))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that all lines with a shape have; empty where they differ."""
+        """Returns the shape that all lines with a shape have; empty where they differ."""
         shapes = {line.shape for line in self.lines if line.shape}
         return shapes.pop() if len(shapes) == 1 else ()
 
     @property
     def measured_s(self) -> float:
-        """Measured seconds, without waiting for other ranks."""
+        """Returns measured seconds, without waiting for other ranks."""
         return sum(line.time_s for line in self.measured)
 
     @property
     def predicted_s(self) -> float:
-        """Predicted seconds."""
+        """Returns predicted seconds."""
         return sum(line.time_s for line in self.predicted)
 
     @property
     def lost_s(self) -> float:
-        """Seconds that were measured and not predicted."""
+        """Returns the seconds that were measured and not predicted."""
         return self.measured_s - self.predicted_s
 
     @property
     def alone_s(self) -> tuple[float, float]:
-        """Measured and predicted seconds without what collectives beside them add."""
+        """Returns measured and predicted seconds without what collectives beside them add."""
         measured, predicted = (
             sum(line.time_s - line.held_s for line in side) for side in (self.measured, self.predicted)
         )
@@ -82,7 +82,7 @@ class Pair:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Measured and predicted number of runs, without kernels that help those of a known shape."""
+        """Returns measured and predicted number of runs, without kernels that help those of a known shape."""
         shaped = bool(self.shape)
         measured, predicted = (
             sum(line.count for line in side if line.shape or not shaped) for side in (self.measured, self.predicted)

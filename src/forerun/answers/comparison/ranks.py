@@ -33,7 +33,7 @@ class PartDifference(NamedTuple):
 
     @property
     def lost_s(self) -> float:
-        """Seconds of the step that were measured and not predicted."""
+        """Returns the seconds of the step that were measured and not predicted."""
         return self.measured_s - self.predicted_s
 
 
@@ -62,13 +62,13 @@ class RankDifference:
 
     @property
     def work_s(self) -> tuple[float, float]:
-        """Measured and predicted seconds of the step in which the rank does not wait for others."""
+        """Returns measured and predicted seconds of the step in which the rank does not wait for others."""
         measured, predicted = (one.step_s - one.parts.get(WAITING, 0.0) for one in (self.measured, self.predicted))
         return measured, predicted
 
     @property
     def parts(self) -> tuple[PartDifference, ...]:
-        """All parts, the most lost time first."""
+        """Returns all parts, the most lost time first."""
         return tuple(sorted(parts_of(self.measured, self.predicted), key=lambda part: -part.lost_s))
 
 

@@ -104,12 +104,13 @@ class StepDiff:
 
     @property
     def slowdown(self) -> float:
-        """Step time after over before, less 1."""
+        """Returns the step time after over before, less 1."""
         return self.after.step_time_s / self.before.step_time_s - 1
 
     @property
     def growth(self) -> float | None:
-        """Peak of allocated memory after over before, less 1; None where the program before says no memory."""
+        """Returns the peak of allocated memory after over before, less 1; None where the program before says no
+        memory."""
         before = self.before.peak_allocated_gib
         return self.after.peak_allocated_gib / before - 1 if before else None
 
@@ -209,7 +210,7 @@ _TensorKey = tuple[str, str, str]
 
 
 def _tensors(simulation: Simulation, depth: int | None) -> dict[_TensorKey, tuple[int, int]]:
-    """Returns number and bytes of the tensors at the peak of the fullest rank class."""
+    """Returns the number and bytes of the tensors at the peak of the fullest rank class."""
     fullest = max(range(len(simulation.memory)), key=lambda number: simulation.memory[number].peak_bytes)
     out: dict[_TensorKey, tuple[int, int]] = {}
     for one in peak_tensors(simulation.program, fullest, simulation.memory[fullest]):

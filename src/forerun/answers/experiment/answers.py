@@ -27,7 +27,7 @@ class Answers:
 
 
 def answers_of(result: RunResult) -> Answers:
-    """Analyse a run: some dozens of further simulations.
+    """Analyses a run: some dozens of further simulations.
 
     Raises ForerunError as simulating the experiment's setup does.
     """

@@ -51,7 +51,7 @@ def bill_of(
 
 
 def gpu_dollars_per_hour(setup: Setup, prices: Prices) -> float | None:
-    """Returns dollars per hour of all GPUs together, each kind at the price of its device. None without a price.
+    """Returns the dollars per hour of all GPUs together, each kind at the price of its device. None without a price.
 
     Where the cluster has the list price of the catalogue, kinds of other devices have theirs.
     """
@@ -70,7 +70,7 @@ def gpu_dollars_per_hour(setup: Setup, prices: Prices) -> float | None:
 
 @cache
 def _list_prices() -> dict[str, float]:
-    """Device -> dollars for a GPU and hour, from the first priced cluster of the catalogue with this device."""
+    """Returns device -> dollars for a GPU and hour, from the first priced cluster of the catalogue with this device."""
     found: dict[str, float] = {}
     for row in cluster_table():
         if row.price_per_gpu_hour is not None:
@@ -79,7 +79,7 @@ def _list_prices() -> dict[str, float]:
 
 
 def price_per_gpu_hour(setup: Setup, prices: Prices) -> float | None:
-    """Returns dollars per GPU and hour: the price by cluster name, else by device, else for all, else the cluster's
+    """Returns the dollars per GPU and hour: the price by cluster name, else by device, else for all, else the cluster's
     own."""
     cluster = setup.cluster
     known = (

@@ -48,7 +48,7 @@ def compare(
     progress: Progress | None = None,
     workers: Workers = HERE,
 ) -> Comparison:
-    """Run `request` as it is and with each of the changes; with `grid`, with every combination of one change per kind.
+    """Runs `request` as it is and with each of the changes; with `grid`, with every combination of one change per kind.
 
     A variant that can't run has the reason in place of figures.
 
@@ -89,7 +89,7 @@ class _Row:
 
 
 def _combinations(asked: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Every combination of one value per axis; the last axis changes fastest."""
+    """Returns every combination of one value per axis; the last axis changes fastest."""
     return [dict(zip(asked, values, strict=True)) for values in product(*asked.values())] if asked else []
 
 
@@ -118,7 +118,7 @@ def _simulated(rows: Sequence[_Row], number: int) -> Variant:
 
 
 def varied(request: Request, change: Mapping[str, str]) -> Request:
-    """`request` with other values on some axes: pattern, topology, device, precision.
+    """Returns `request` with other values on some axes: pattern, topology, device, precision.
 
     Raises ForerunError for an unknown name, or a plan that can't run there.
     """
@@ -151,7 +151,8 @@ def _device(request: Request, name: str) -> dict[str, Any]:
 
 
 def _precision(request: Request, name: str, other_device: bool) -> dict[str, Any]:
-    """compute_tflops is the peak of the present precision; that of another follows from the device's proportions."""
+    """Returns the keys of another precision. compute_tflops is the peak of the present one; that of another follows
+    from the device's proportions."""
     changes: dict[str, Any] = {"training.mixed_precision": name, "training.precision": None}
     peak = request.setup.cluster.device.peak_flops.get(peak_dtype(name))
     if "compute_tflops" in request.given["hardware"] and not other_device and peak is not None:

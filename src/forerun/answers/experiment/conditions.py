@@ -156,7 +156,7 @@ class Weather:
 
 
 def check_disturbance(disturbance: Disturbance, n_gpus: int) -> None:
-    """Raise ForerunError for a figure that makes no sense, or for a slow rank that `n_gpus` GPUs don't have."""
+    """Raises ForerunError for a figure that makes no sense, or for a slow rank that `n_gpus` GPUs don't have."""
     if disturbance.seed < 0:
         raise ForerunError(f"disturbance: seed must be at least 0, got {disturbance.seed}")
     for name in ("compute_jitter", "network_jitter", "straggler_tail", "warmup_iterations"):
@@ -179,7 +179,7 @@ def check_disturbance(disturbance: Disturbance, n_gpus: int) -> None:
 
 
 def _exp(exponents: F64) -> F64:
-    """Factors of jitter; one that overflows a float is infinite."""
+    """Returns the factors of jitter; one that overflows a float is infinite."""
     with np.errstate(over="ignore"):
         factors: F64 = np.exp(exponents)
     return factors
@@ -197,5 +197,5 @@ def _stragglers(ranks: list[int]) -> str:
 
 
 def joined(*notes: str) -> str:
-    """Join notes, without empty ones."""
+    """Joins notes, without empty ones."""
     return "; ".join(note for note in notes if note)

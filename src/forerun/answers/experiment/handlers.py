@@ -50,10 +50,11 @@ class EventHandler:
     """The methods that a run calls. A subclass overrides those that it needs."""
 
     def on_run_start(self, request: Request) -> None:
-        """Called before Forerun simulates anything."""
+        """Is called before Forerun simulates anything."""
 
     def on_iteration_start(self, iteration: int, conditions: Conditions) -> Conditions | None:
-        """Called before each simulated iteration; returns the conditions that replace its own, or None to keep them."""
+        """Is called before each simulated iteration; returns the conditions that replace its own, or None to keep
+        them."""
         return None
 
     def wants_events(self, iteration: int) -> bool:
@@ -61,13 +62,13 @@ class EventHandler:
         return False
 
     def on_event(self, event: NodeEvent) -> None:
-        """Called when a node starts or ends, in the order of time within an iteration."""
+        """Is called when a node starts or ends, in the order of time within an iteration."""
 
     def on_iteration_end(self, iteration: Iteration) -> None:
-        """Called after a simulated iteration; with `repeats` above 1 it stands for those that follow it."""
+        """Is called after a simulated iteration; with `repeats` above 1 it stands for those that follow it."""
 
     def on_run_end(self, result: RunResult) -> None:
-        """Called with the result before the run returns it."""
+        """Is called with the result before the run returns it."""
 
 
 class Subscription(EventHandler):
@@ -81,7 +82,7 @@ class Subscription(EventHandler):
         self.iterations = iterations
 
     def __call__(self, *arguments: Any) -> Any:
-        """The function itself."""
+        """Returns the function itself."""
         return self.function(*arguments)
 
     def on_run_start(self, request: Request) -> None:
@@ -107,7 +108,7 @@ class Subscription(EventHandler):
 
 
 def on(kind: Kind, iterations: Container[int] = range(1)) -> Callable[[Callable[..., Any]], Subscription]:
-    """Decorator that makes a handler of a plain function: `@on("iteration_end")`.
+    """Returns a decorator that makes a handler of a plain function: `@on("iteration_end")`.
 
     `iterations` are those whose nodes a function for "event" is told of; by default the first alone.
 
@@ -153,7 +154,7 @@ class Audience:
         return conditions
 
     def event_listeners(self, iteration: int) -> list[EventHandler]:
-        """Who wants to see the nodes of this iteration."""
+        """Returns the handlers that want to see the nodes of this iteration."""
         return [handler for handler in self._handlers if handler.wants_events(iteration)]
 
     def iteration_end(self, iteration: Iteration) -> None:

@@ -27,7 +27,7 @@ class OtherReading:
 
     @property
     def text(self) -> str:
-        """Both in one line, and how to choose."""
+        """Returns both readings in one line, and says how to choose."""
         n = f"{self.number:g}"
         return (
             f"{_KEY} {n} is read as {n} Gbit/s ({self.number / BITS_PER_BYTE:g} GB/s), a step of"
@@ -37,7 +37,7 @@ class OtherReading:
 
 
 def other_reading(request: Request) -> OtherReading | None:
-    """Simulate an undisturbed step with either reading.
+    """Simulates an undisturbed step with either reading.
 
     None where the file states a unit or no bandwidth, or where nothing depends on it.
     """

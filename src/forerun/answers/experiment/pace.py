@@ -41,7 +41,7 @@ class Pace:
     """
 
     def __init__(self, setup: Setup) -> None:
-        """Build the Programs. Raises as `simulate_setup`."""
+        """Builds the Programs. Raises as `simulate_setup`."""
         self.setup = setup
         self.stepper = Stepper(setup)
         self._even = Stepper(replace(setup, kinds=())) if setup.kinds else self.stepper
@@ -52,7 +52,7 @@ class Pace:
         self._last: tuple[Conditions, PacedStep] | None = None
 
     def step(self, conditions: Conditions) -> PacedStep:
-        """One iteration. The slowest rank of a rank class sets the pace of the class."""
+        """Returns one iteration. The slowest rank of a rank class sets the pace of the class."""
         if self._last is None or self._last[0] is not conditions:
             self._last = conditions, self._simulated(conditions)
         return self._last[1]
@@ -73,7 +73,7 @@ class Pace:
         return PacedStep(time_ps, breakdown, int(ranks[np.argmax(conditions.compute[ranks])]))
 
     def class_factors(self, conditions: Conditions) -> list[float]:
-        """Factor of the slowest rank of each rank class."""
+        """Returns the factor of the slowest rank of each rank class."""
         factors: list[float] = np.maximum.reduceat(conditions.compute[self._ranks], self._starts[:-1]).tolist()
         return factors
 

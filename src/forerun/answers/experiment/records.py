@@ -53,7 +53,7 @@ def straggler_record(study: StragglerStudy) -> dict[str, Any]:
 
 
 def study_record(result: RunResult | ScalingStudy | Comparison | StragglerStudy) -> dict[str, Any]:
-    """Any of them."""
+    """Returns the record of a study of any kind."""
     if isinstance(result, RunResult):
         return run_record(result)
     if isinstance(result, ScalingStudy):
@@ -62,7 +62,8 @@ def study_record(result: RunResult | ScalingStudy | Comparison | StragglerStudy)
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses and mappings as dicts, sequences as lists, numbers that are none as None; all else as it is."""
+    """Returns dataclasses and mappings as dicts, sequences as lists, numbers that are none as None; all else as it
+    is."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):

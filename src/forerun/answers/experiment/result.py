@@ -75,7 +75,7 @@ class RunResult(Shown):
 
     @property
     def peak_reserved_gib(self) -> float:
-        """Most memory of any iteration, GiB."""
+        """Returns the most memory of any iteration, GiB."""
         return (self.fullest or self.prediction).peak_reserved_gib
 
     @property
@@ -85,7 +85,7 @@ class RunResult(Shown):
 
     @property
     def breakdown_s(self) -> dict[str, float]:
-        """CAUSES -> seconds of the mean iteration; the sum is mean_s."""
+        """Returns CAUSES -> seconds of the mean iteration; the sum is mean_s."""
         return mean_breakdown_s(self.iterations)
 
     def summary(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class RunResult(Shown):
 
 
 def mean_breakdown_s(iterations: Sequence[Iteration]) -> dict[str, float]:
-    """CAUSES -> seconds of the mean iteration."""
+    """Returns CAUSES -> seconds of the mean iteration."""
     count = sum(each.repeats for each in iterations)
     return {cause: sum(each.repeats * each.breakdown_s[cause] for each in iterations) / count for cause in CAUSES}
 

@@ -45,7 +45,7 @@ Schedule = Sequence[tuple[int, int]]
 
 
 def run(request: Request, progress: Progress | None = None, most: int = MOST) -> RunResult:
-    """Simulate the iterations of `request`.
+    """Simulates the iterations of `request`.
 
     The same request gives the same result to the bit. Its handlers are called on the way (experiment/handlers.py).
 
@@ -146,8 +146,8 @@ class _Running:
         self._last: Conditions | None = None
 
     def stretches(self) -> Iterator[tuple[int, int]]:
-        """(first iteration, how many) that are simulated once, in order. Stretches of more than one iteration are
-        equal, or the sample of those that are not."""
+        """Yields (first iteration, how many) that are simulated once, in order. Stretches of more than one iteration
+        are equal, or the sample of those that are not."""
         request, end = self.request, self.request.num_iterations
         warm = min(self.weather.warmup_iterations, end)
         schedules = (*request.batch_schedule, *request.seq_len_schedule)
@@ -161,7 +161,7 @@ class _Running:
                 yield first, min(length, stop - first)
 
     def simulate(self, start: int, count: int) -> None:
-        """Add iteration `start`, which stands for `count`."""
+        """Adds iteration `start`, which stands for `count`."""
         pace = self.paces.at(start)
         conditions = self.audience.iteration_start(start, self.weather.at(start))
         step = pace.step(conditions)
@@ -187,7 +187,7 @@ class _Running:
         )
 
     def _add(self, iteration: Iteration, conditions: Conditions) -> None:
-        """Fold the iteration into the one before where both are equal."""
+        """Folds the iteration into the one before where both are equal."""
         last = self.iterations[-1] if self.iterations else None
         shape = (iteration.samples, iteration.seq_len, iteration.note)
         if (
@@ -253,7 +253,7 @@ def _busy_share(simulation: Simulation, running: _Running) -> float:
 
 
 def node_events(pace: Pace, conditions: Conditions, iteration: int, begins_ps: int) -> Iterator[NodeEvent]:
-    """Two events for each node of every rank class, the iteration starting `begins_ps` after the run.
+    """Returns two events for each node of every rank class, the iteration starting `begins_ps` after the run.
 
     At one time nodes end first, then others start, in the order of rank classes and of issue; one that takes no time
     ends right after it starts.

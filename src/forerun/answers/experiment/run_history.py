@@ -27,7 +27,7 @@ class RunHistory:
 
 
 def run_history(result: RunResult, most_nodes: int = _MOST_NODES) -> RunHistory:
-    """As many whole iterations as have `most_nodes` nodes, at least one.
+    """Returns the nodes of as many whole iterations as have `most_nodes` nodes, at least one.
 
     Iterations that one stands for are as that one is. The history ends before the first iteration whose conditions a
     handler changed: what handlers do is not repeated.

@@ -38,7 +38,7 @@ def scale(
     progress: Progress | None = None,
     workers: Workers = HERE,
 ) -> ScalingStudy:
-    """Run `request` on each of `nodes`. A scale that can't run is a point with the reason.
+    """Runs `request` on each of `nodes`. A scale that can't run is a point with the reason.
 
     Args:
         folder: where finished points are kept, so that a study that is broken off goes on from there.
@@ -106,7 +106,7 @@ def _empty(num_nodes: int, n_gpus: int) -> ScalePoint:
 
 
 def gpus_per_node(request: Request) -> int:
-    """GPUs of a node. Raises ForerunError for clusters that are one node of any size."""
+    """Returns the GPUs of a node. Raises ForerunError for clusters that are one node of any size."""
     cluster = request.setup.cluster
     if not cluster.node_size:
         raise ForerunError(
@@ -149,7 +149,7 @@ def request_at(request: Request, num_nodes: int, strong: bool) -> tuple[Request,
 
 
 def plan_at(plan: Plan, n_gpus: int, strong: bool) -> Plan:
-    """`plan` on `n_gpus` GPUs: more or fewer data-parallel ranks.
+    """Returns `plan` on `n_gpus` GPUs: more or fewer data-parallel ranks.
 
     Replicas grow, or shards where the plan has no replicas; of a hybrid (both) the shards stay.
 
@@ -195,7 +195,7 @@ def _batch_at(micro_batch: int, before: Plan, plan: Plan, strong: bool) -> int:
 
 
 def _kinds_at(request: Request, plan: Plan, strong: bool) -> list[dict[str, Any]]:
-    """`hardware.mixed` at another scale: whole replicas of each kind, in proportion."""
+    """Returns `hardware.mixed` at another scale: whole replicas of each kind, in proportion."""
     setup = request.setup
     ratio = Fraction(plan.world_size, setup.n_gpus)
     per_replica = plan.world_size // plan.dp
@@ -246,13 +246,13 @@ def _study(request: Request, strong: bool, points: tuple[ScalePoint, ...]) -> Sc
 
 
 def _least(points: Sequence[ScalePoint], values: Sequence[float]) -> int | None:
-    """num_nodes of the least value; of equal ones the fastest."""
+    """Returns the num_nodes of the least value; of equal ones the fastest."""
     best = [point for point, value in zip(points, values, strict=True) if value <= min(values) * (1 + _EQUAL)]
     return max(best, key=lambda point: point.samples_per_s).num_nodes if best else None
 
 
 def _cost_of_a_sample(point: ScalePoint) -> float:
-    """Dollars, or GPU seconds where no price is known."""
+    """Returns dollars, or GPU seconds where no price is known."""
     dollars = point.bill.dollars_per_million_samples
     return point.n_gpus / point.samples_per_s if dollars is None else dollars
 

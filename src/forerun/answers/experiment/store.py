@@ -64,7 +64,7 @@ class Store(Generic[Point]):
             raise ForerunError(f"{path}: this file is no point of a study; remove it") from None
 
     def keep(self, key: str, label: str, point: Point) -> None:
-        """Write the file of a point, whole or not at all.
+        """Writes the file of a point, whole or not at all.
 
         Raises ForerunError if it can't be written; what was kept before is as it was.
         """

@@ -38,7 +38,7 @@ def study(
     progress: Progress | None = None,
     workers: Workers = HERE,
 ) -> StragglerStudy:
-    """Run `request` under its disturbances, and shortly with other stragglers.
+    """Runs `request` under its disturbances, and shortly with other stragglers.
 
     Args:
         sweep: (probability, slowdown) of other stragglers; None: half, once and twice those that the request has.
@@ -152,7 +152,7 @@ def _with(request: Request, probability: float, slowdown: float) -> Request:
 
 
 def _around(disturbance: Disturbance) -> tuple[tuple[float, float], ...]:
-    """Half, once and twice the stragglers that there are; none where there are none."""
+    """Returns half, once and twice the stragglers that there are; none where there are none."""
     probability, excess = disturbance.straggler_probability, disturbance.straggler_slowdown - 1.0
     if not probability or not excess:
         return ()

@@ -98,7 +98,7 @@ def _weibull(kind: FailureKind, seed: int, run: int) -> Iterator[Failure]:
 
 
 def _of_lemons(lemons: Lemons, like: FailureKind, seed: int, run: int) -> Iterator[Failure]:
-    """Each lemon fails as `like` does until it is evicted."""
+    """Returns the failures of lemon nodes: each fails as `like` does until it is evicted."""
     random = generator(seed, run, "lemons")
     kind = FailureKind("lemon node", 0.0, scope="node", nodes=like.nodes, repair_s=like.repair_s)
     nodes = [0] * int(random.poisson(lemons.nodes))

@@ -104,7 +104,7 @@ class StateEntry(Entry):
 
 
 class CheckpointEntry(Entry):
-    """How often the run saves and what a save costs; seconds that are left out follow from the plan, or from `state`.
+    """Says how often the run saves and what a save costs; seconds left out follow from the plan, or from `state`.
 
     With `network: shared` a save takes its bandwidth from the network of training, else it has one of its own.
     """

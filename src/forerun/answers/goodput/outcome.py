@@ -70,16 +70,17 @@ class Outcome:
 
     @property
     def goodput(self) -> float:
-        """The share of wall time that kept steps need without any disturbance."""
+        """Returns the share of wall time that kept steps need without any disturbance."""
         return self.productive_s / self.wall_s if self.wall_s else 1.0
 
     @property
     def ettr(self) -> float:
-        """Effective training time ratio: the share of wall time in which steps run that the run keeps, slow or not."""
+        """Returns the effective training time ratio: the share of wall time in which steps run that the run keeps, slow
+        or not."""
         running_s = self.productive_s + self.spent_s.get(Spent.SLOW, 0.0) + self.spent_s.get(Spent.FEWER, 0.0)
         return running_s / self.wall_s if self.wall_s else 1.0
 
     @property
     def interruptions(self) -> int:
-        """The number of failures of all kinds."""
+        """Returns the number of failures of all kinds."""
         return sum(self.failures.values())

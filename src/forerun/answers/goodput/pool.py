@@ -50,7 +50,7 @@ class Pool:
 
     @property
     def next_return_s(self) -> float:
-        """The time at which the next missing replica is back; infinite where none is missing."""
+        """Returns the time at which the next missing replica is back; infinite where none is missing."""
         return self._returns[0] if self._returns else inf
 
     def grow(self) -> None:
@@ -59,7 +59,7 @@ class Pool:
 
     @property
     def factor(self) -> float:
-        """The time of a step without the missing replicas over that with all."""
+        """Returns the time of a step without the missing replicas over that with all."""
         if self._elastic is None or not self._returns:
             return 1.0
         return self._elastic.factor(self._elastic.replicas - len(self._returns))

@@ -166,16 +166,16 @@ class RunRequest:
 
     @property
     def steps(self) -> int:
-        """The number of steps of all phases."""
+        """Returns the number of steps of all phases."""
         return sum(phase.steps for phase in self.phases)
 
     @property
     def ideal_s(self) -> float:
-        """The seconds of all steps without any disturbance."""
+        """Returns the seconds of all steps without any disturbance."""
         return sum(phase.steps * phase.step_s for phase in self.phases)
 
     @property
     def failures_per_s(self) -> float:
-        """Failures per second of the whole run, lemon nodes included."""
+        """Returns the failures per second of the whole run, lemon nodes included."""
         lemons = 0.0 if self.lemons is None else self.lemons.nodes * self.lemons.rate_per_s
         return sum(kind.rate_per_s for kind in self.failures) + lemons

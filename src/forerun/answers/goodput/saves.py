@@ -30,7 +30,7 @@ class Saved:
 
     @property
     def last_step(self) -> float:
-        """The step of the last one."""
+        """Returns the step of the last one."""
         return self.step + (self.count - 1) * self.period_steps
 
     def until(self, step: float) -> Saved:

@@ -83,22 +83,22 @@ class RunStudy:
 
     @property
     def goodput(self) -> Quantiles:
-        """The share of wall time that kept steps need without any disturbance."""
+        """Returns the share of wall time that kept steps need without any disturbance."""
         return Quantiles.of([one.goodput for one in self.outcomes])
 
     @property
     def ettr(self) -> Quantiles:
-        """The share of wall time in which steps run that the run keeps."""
+        """Returns the share of wall time in which steps run that the run keeps."""
         return Quantiles.of([one.ettr for one in self.outcomes])
 
     @property
     def wall_s(self) -> Quantiles:
-        """Seconds until the last step, or until the run's end by the clock."""
+        """Returns the seconds until the last step, or until the run's end by the clock."""
         return Quantiles.of([one.wall_s for one in self.outcomes])
 
     @property
     def tokens(self) -> Quantiles:
-        """The tokens of the steps that the run keeps."""
+        """Returns the tokens of the steps that the run keeps."""
         return Quantiles.of([one.tokens for one in self.outcomes])
 
     @property
@@ -108,23 +108,23 @@ class RunStudy:
 
     @property
     def interruptions(self) -> Quantiles:
-        """Failures of all kinds."""
+        """Returns the failures of all kinds."""
         return Quantiles.of([float(one.interruptions) for one in self.outcomes])
 
     @property
     def finished(self) -> float:
-        """The share of runs that reach their last step."""
+        """Returns the share of runs that reach their last step."""
         return sum(one.finished for one in self.outcomes) / len(self.outcomes)
 
     @property
     def mttf_s(self) -> float:
-        """Mean seconds from one failure to the next; infinite where nothing failed."""
+        """Returns the mean seconds from one failure to the next; infinite where nothing failed."""
         failures = sum(one.interruptions for one in self.outcomes)
         return sum(one.wall_s for one in self.outcomes) / failures if failures else inf
 
     @property
     def badput(self) -> dict[Spent, float]:
-        """The mean share of wall time that each class of badput takes, the largest first."""
+        """Returns the mean share of wall time that each class of badput takes, the largest first."""
         shares: defaultdict[Spent, float] = defaultdict(float)
         for one in self.outcomes:
             for what, seconds in one.spent_s.items():
@@ -133,7 +133,7 @@ class RunStudy:
 
     @property
     def failures(self) -> dict[str, float]:
-        """The mean number of failures of each kind."""
+        """Returns the mean number of failures of each kind."""
         counts: defaultdict[str, float] = defaultdict(float)
         for one in self.outcomes:
             for name, number in one.failures.items():
@@ -142,13 +142,13 @@ class RunStudy:
 
     @property
     def dollars(self) -> float | None:
-        """The mean cost of all GPUs, spares included; None without a price."""
+        """Returns the mean cost of all GPUs, spares included; None without a price."""
         price = self.request.dollars_per_gpu_hour
         return None if price is None else price * _gpus(self.request) * self.wall_s.mean / 3600.0
 
     @property
     def energy_mwh(self) -> float | None:
-        """The mean energy of the GPUs of the run in MWh, at their power limit; None where that is unknown."""
+        """Returns the mean energy of the GPUs of the run in MWh, at their power limit; None where that is unknown."""
         power = self.request.gpu_power_w
         return None if power is None else power * self.request.gpus * self.wall_s.mean / 3.6e9
 

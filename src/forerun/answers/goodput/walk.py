@@ -307,7 +307,7 @@ class _Walk:
     # sums over steps
 
     def _ideal_s(self, first: float, last: float) -> float:
-        """The undisturbed time of the steps from one to another."""
+        """Returns the undisturbed time of the steps from one to another."""
         return self._sum(first, last, [phase.step_s for phase in self.request.phases])
 
     def _tokens(self, first: float, last: float) -> float:

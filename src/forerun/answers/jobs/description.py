@@ -111,7 +111,7 @@ class JobsRequest:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the cluster."""
+        """Returns the GPUs of the cluster."""
         return self.shape.total
 
     @property

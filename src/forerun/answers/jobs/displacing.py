@@ -1,4 +1,4 @@
-"""Who gives way to a job that stands before them: jobs by their places in a policy's order, the last ones first."""
+"""Chooses the jobs that give way to a job before them: the last ones in a policy's order go first."""
 
 from __future__ import annotations
 

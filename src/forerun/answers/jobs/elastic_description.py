@@ -26,7 +26,7 @@ class PlannedEntry(PlanEntry):
 
 
 class ElasticEntry(Entry):
-    """How the job scales: by a table of goodput, by Pollux's model of a step, or by its plan on each of `sizes`."""
+    """Says how the job scales: by a table of goodput, Pollux's model of a step, or its plan on each of `sizes`."""
 
     goodput: dict[Count, Positive] = Field(default_factory=dict)
     sizes: list[Count] = Field(default_factory=list)

@@ -33,7 +33,7 @@ class _Elastic:
 
     @property
     def end_s(self) -> float:
-        """When it ends if its GPUs don't change."""
+        """Returns the time at which the job ends if its GPUs don't change."""
         return max(self.seen_s, self.goes_s) + self.left_s / self.speed if self.gpus else inf
 
     def move(self, gpus: int, now_s: float, restart_s: float) -> None:

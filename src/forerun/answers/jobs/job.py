@@ -20,7 +20,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How fast a job goes on other numbers of GPUs than its own."""
+    """Tells how fast a job goes on other numbers of GPUs than its own."""
 
     sizes: tuple[int, ...]
     """numbers of GPUs that it can run on, ascending"""
@@ -110,26 +110,26 @@ class Scheduled:
 
     @property
     def held_gpu_s(self) -> float:
-        """GPU-seconds that it had."""
+        """Returns the GPU-seconds that it had."""
         return sum(gpus * (end_s - begin_s) for begin_s, end_s, gpus in self.periods)
 
     @property
     def needed_gpu_s(self) -> float:
-        """GPU-seconds that it needs where nothing slows it, on the GPUs with the least of them."""
+        """Returns the GPU-seconds that it needs where nothing slows it, on the GPUs with the least of them."""
         scaling = self.job.scaling
         return self.job.duration_s * (self.job.gpus if scaling is None or not self.held else scaling.least_gpus)
 
     @property
     def jct_s(self) -> float:
-        """Job completion time: seconds from submission to end."""
+        """Returns the job completion time: seconds from submission to end."""
         return self.end_s - self.job.submit_s
 
     @property
     def ran_s(self) -> float:
-        """Seconds in which it had GPUs."""
+        """Returns the seconds in which it had GPUs."""
         return sum(end - begin for begin, end in self.ran)
 
     @property
     def waited_s(self) -> float:
-        """Seconds in which it had no GPUs."""
+        """Returns the seconds in which it had no GPUs."""
         return self.jct_s - self.ran_s

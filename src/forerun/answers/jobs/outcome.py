@@ -19,11 +19,11 @@ class ClusterRequest(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that people use for the cluster."""
+        """Returns the name that people use for the cluster."""
 
     @property
     def jobs(self) -> Sequence[object]:
-        """All jobs."""
+        """Returns all jobs."""
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -31,11 +31,11 @@ class ClusterRequest(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines that tell a reader what to know of the jobs."""
+        """Returns the lines that tell a reader what to know of the jobs."""
 
     @property
     def gpus(self) -> int:
-        """GPUs of the cluster."""
+        """Returns the GPUs of the cluster."""
 
     @property
     def cluster_words(self) -> str:
@@ -43,7 +43,7 @@ class ClusterRequest(Protocol):
 
     @property
     def placement(self) -> str:
-        """The name of the rule that places jobs on nodes."""
+        """Returns the name of the rule that places jobs on nodes."""
 
     def schedule(self, policy: str) -> list[Scheduled]:
         """Returns what becomes of the jobs under a policy."""
@@ -75,7 +75,7 @@ class PolicyOutcome:
 
     @property
     def mean_jct_s(self) -> float:
-        """Mean seconds from submission to end."""
+        """Returns the mean seconds from submission to end."""
         return float(np.mean([job.jct_s for job in self.jobs]))
 
     def jct_s(self, quantile: float) -> float:
@@ -84,32 +84,32 @@ class PolicyOutcome:
 
     @property
     def mean_wait_s(self) -> float:
-        """Mean seconds in which a job has no GPUs."""
+        """Returns the mean seconds in which a job has no GPUs."""
         return float(np.mean([job.waited_s for job in self.jobs]))
 
     @property
     def makespan_s(self) -> float:
-        """Seconds from the first submission to the last end."""
+        """Returns the seconds from the first submission to the last end."""
         return max(job.end_s for job in self.jobs) - min(job.job.submit_s for job in self.jobs)
 
     @property
     def utilisation(self) -> float:
-        """GPU-seconds that jobs hold over those that the cluster has within the makespan."""
+        """Returns the GPU-seconds that jobs hold over those that the cluster has within the makespan."""
         return sum(job.held_gpu_s for job in self.jobs) / (self.gpus * self.makespan_s)
 
     @property
     def goodput(self) -> float:
-        """GPU-seconds that jobs need at their fastest over those that they hold."""
+        """Returns the GPU-seconds that jobs need at their fastest over those that they hold."""
         return sum(job.needed_gpu_s for job in self.jobs) / sum(job.held_gpu_s for job in self.jobs)
 
     @property
     def failures(self) -> int:
-        """How often a node failed under a job."""
+        """Returns how often a node failed under a job."""
         return sum(job.failures for job in self.jobs)
 
     @property
     def fairness(self) -> float:
-        """Jain's index of the jobs' slowdowns (completion time over duration): 1 where all are slowed alike."""
+        """Returns Jain's index of the jobs' slowdowns (completion time over duration): 1 where all are slowed alike."""
         slowdowns = np.array([job.jct_s / job.job.duration_s for job in self.jobs])
         return float(slowdowns.sum() ** 2 / (len(slowdowns) * (slowdowns**2).sum()))
 
@@ -129,7 +129,7 @@ class PolicyOutcome:
 
     @property
     def preemptions(self) -> int:
-        """How often a job lost its GPUs before its end."""
+        """Returns how often a job lost its GPUs before its end."""
         return sum(job.preemptions for job in self.jobs)
 
     def by_group(self) -> dict[str, GroupOutcome]:

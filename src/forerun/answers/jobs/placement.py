@@ -25,7 +25,7 @@ class Shape:
     """nodes that are joined closer than by their switch: those of an NVLink domain or a rack"""
 
     def __post_init__(self) -> None:
-        """Raise ForerunError for domains that don't fill a switch, or more GPUs than can be simulated."""
+        """Raises ForerunError for domains that don't fill a switch, or more GPUs than can be simulated."""
         if self.nodes % self.domain:
             raise ForerunError(f"{self.nodes:,} nodes under a switch are no whole number of domains of {self.domain:,}")
         if self.total > _MOST_GPUS:
@@ -33,7 +33,7 @@ class Shape:
 
     @property
     def total(self) -> int:
-        """The number of GPUs."""
+        """Returns the number of GPUs."""
         return self.switches * self.nodes * self.gpus
 
 

@@ -43,7 +43,7 @@ class View(Protocol):
 
     @property
     def free(self) -> int:
-        """GPUs that no job has."""
+        """Returns the GPUs that no job has."""
 
     def start(self, job: Progress) -> bool:
         """Starts a job if it finds a place; returns whether it did."""
@@ -75,7 +75,7 @@ class Now(NamedTuple):
 
     @property
     def left_s(self) -> Times:
-        """Seconds that each job still has to run."""
+        """Returns the seconds that each job still has to run."""
         return self.duration_s - self.done_s
 
 

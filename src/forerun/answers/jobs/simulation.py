@@ -53,7 +53,7 @@ class Simulation(ABC):
 
     @property
     def free(self) -> int:
-        """GPUs that no job has."""
+        """Returns the GPUs that no job has."""
         return self.place.free
 
     @abstractmethod

@@ -64,7 +64,7 @@ class UnlikeRequest:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the cluster."""
+        """Returns the GPUs of the cluster."""
         return sum(self.workers.values())
 
     @property
@@ -74,7 +74,7 @@ class UnlikeRequest:
 
     @property
     def placement(self) -> str:
-        """Jobs run on one kind of GPU at a time."""
+        """Returns the rule of placement: jobs run on one kind of GPU at a time."""
         return "in rounds"
 
     def schedule(self, policy: str) -> list[Scheduled]:

@@ -45,7 +45,7 @@ class Imported:
 
     @property
     def error(self) -> float:
-        """The replayed time over the measured one, less 1."""
+        """Returns the replayed time over the measured one, less 1."""
         return self.replayed_s / self.measured_s - 1.0
 
 

@@ -1,4 +1,4 @@
-"""Why streams wait and how launches fill them: idle time by cause, queue length, launches, bandwidth of copies."""
+"""Finds why streams wait and how launches fill them: idle time by cause, queue length, launches, copies' bandwidth."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def launch_mask(window: Window) -> Mask:
 
 
 def queue_lengths(window: Window) -> tuple[I64, I64, F64]:
-    """Returns rows of launches and kernels by stream and time, their streams, and the queue's length from each on."""
+    """Returns the rows of launches and kernels by stream and time, their streams, and the queue's length from each
+    on."""
     launches = np.flatnonzero(launch_mask(window))
     kernels = np.flatnonzero(window.on_stream)
     kernels = kernels[counts_of(window.correlation[launches], window.correlation[kernels]) > 0]

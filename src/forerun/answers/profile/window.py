@@ -71,12 +71,12 @@ class Window:
 
     @cached_property
     def name(self) -> npt.NDArray[np.int32]:
-        """Number of the name of every event in the profile's texts, (events,)"""
+        """Returns the number of the name of every event in the profile's texts, (events,)"""
         return self.profile.rows.name[self.row]
 
     @cached_property
     def on_stream(self) -> Mask:
-        """The mask (events,) of what HTA takes for kernels: all that states a stream."""
+        """Returns the mask (events,) of what HTA takes for kernels: all that states a stream."""
         return np.asarray(self.stream != NONE)
 
     def named(self, names: frozenset[str]) -> Mask:
@@ -93,7 +93,7 @@ class Window:
 
     @cached_property
     def _places(self) -> I64:
-        """The first row of every place in `traceEvents`, NONE where the window lacks it."""
+        """Returns the first row of every place in `traceEvents`, NONE where the window lacks it."""
         places = np.full(self.profile.n_events + 1, NONE, np.int64)
         places[self.index[::-1]] = np.arange(len(self) - 1, -1, -1)
         return places

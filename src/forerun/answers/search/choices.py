@@ -1,4 +1,4 @@
-"""What a search that leaves choices open tries, and what the choices are worth.
+"""Tries the choices that a search leaves open, and says what each is worth.
 
 Compilation and the framework change how fast a run is and not what it computes, so a search that leaves them open tries
 their values. Of frameworks it tries those of today whose rates measured steps inform: others have wide bands. A

@@ -93,7 +93,7 @@ class Pipeline:
 
     @cached_property
     def _ranks(self) -> F64:
-        """(n_stages, pp): 1 where a rank holds a stage."""
+        """Returns (n_stages, pp): 1 where a rank holds a stage."""
         out: F64 = (self.rank[:, None] == np.arange(self.pp)).astype(np.float64)
         return out
 

@@ -100,12 +100,13 @@ class ProgramRanking:
 
     @property
     def fitting(self) -> tuple[Fitting, ...]:
-        """All Programs that fit."""
+        """Returns all Programs that fit."""
         return (*self.ranked, *self.unranked)
 
     @property
     def counts(self) -> dict[str, int]:
-        """considered = refused + out_of_memory + unranked + ok; unranked is left out where it is 0."""
+        """Returns the counts: considered = refused + out_of_memory + unranked + ok; unranked is left out where it is
+        0."""
         lists = {"refused": self.refused, "out_of_memory": self.too_large}
         lists |= {"unranked": self.unranked} if self.unranked else {}
         lists |= {"ok": self.ranked}

@@ -76,7 +76,7 @@ class SearchResult(Shown):
 
     @property
     def proof(self) -> str:
-        """Why the places are exact, in words: `proved optimal after 214 of 1,553,920 simulated`."""
+        """Says why the places are exact: `proved optimal after 214 of 1,553,920 simulated`."""
         possible = len(self.outcome.table)
         values = [p.peak_reserved_gib if self.objective == "memory" else p.step_time_s for p in self.ranked]
         equal = values.count(values[0]) if values else 0
@@ -88,7 +88,7 @@ class SearchResult(Shown):
 
     @property
     def bounds_of_skipped(self) -> npt.NDArray[np.float64]:
-        """Lower bounds of the objective of the skipped plans, in seconds or GiB, (n,), the least first."""
+        """Returns lower bounds of the objective of the skipped plans, in seconds or GiB, (n,), the least first."""
         return np.sort(self.outcome.bound[self.outcome.skipped().rows])
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:

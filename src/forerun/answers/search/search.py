@@ -228,8 +228,8 @@ class Simulating:
         with_front: bool,
         tally: Tally,
     ) -> None:
-        """`with_front`: whether the bounds of plans that are not simulated are needed too, and nobody waits for the
-        places alone."""
+        """Starts a search. `with_front`: whether the bounds of plans that are not simulated are needed too, and nobody
+        waits for the places alone."""
         self._table, self._objective, self._keep, self._tally = table, objective, keep, tally
         self._bounds = bounds
         self._memory = objective == "memory"

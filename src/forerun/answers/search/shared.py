@@ -35,7 +35,8 @@ class Shared:
         s_per_byte: float,
         least: LeastSizes | None = None,
     ) -> None:
-        """`least` answers lower bounds of the memory of units, whose times are then not asked for."""
+        """Holds what units share. `least` answers lower bounds of the memory of units, whose times are then not asked
+        for."""
         self._stack, self._s_per_byte = stack, s_per_byte
         self._runs = runs
         names = [name for name in (*table.meshes.codes, *table.variants.codes) if name not in (*ALONE, *_OWN)]

@@ -39,7 +39,8 @@ class Standing:
 
     @property
     def behind(self) -> float:
-        """Share by which the plan is slower than the best; negative where it is faster than all that fit."""
+        """Returns the share by which the plan is slower than the best; negative where it is faster than all that
+        fit."""
         return self.step_time_s / self.best_s - 1
 
 

@@ -42,7 +42,7 @@ class SweepPoint:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens/s of all GPUs together with the best plan."""
+        """Returns the tokens/s of all GPUs together with the best plan."""
         return None if self.best is None else tokens_per_s(self.best)
 
 

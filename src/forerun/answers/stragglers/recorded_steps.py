@@ -54,17 +54,17 @@ class RecordedSteps:
 
     @property
     def stages(self) -> int:
-        """Stages of the pipeline."""
+        """Returns the stages of the pipeline."""
         return len(self.ranks)
 
     @property
     def replicas(self) -> int:
-        """Data-parallel replicas."""
+        """Returns data-parallel replicas."""
         return int(self.ranks.shape[1])
 
     @property
     def step_s(self) -> Times:
-        """Seconds from the first start to the last end of each step."""
+        """Returns the seconds from the first start to the last end of each step."""
         return np.asarray((self.start_s + self.duration_s).max(axis=(0, 2)) - self.start_s.min(axis=(0, 2)))
 
 

@@ -16,7 +16,7 @@ _CLOCKS_S = 0.01
 
 @dataclass(frozen=True)
 class Work:
-    """What the operations of a job need; all times are seconds, of [operation, step, replica].
+    """Holds the times that the operations of a job need, in seconds, as arrays of [operation, step, replica].
 
     `busy_s` is a computation's time, and a communication's from the start of its last participant on. `late_s` is how
     long an operation starts after all that it waits for has ended: what the host does between, for example.

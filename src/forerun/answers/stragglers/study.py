@@ -31,7 +31,7 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True)
 class StragglerCosts:
-    """What unequal operations cost a job.
+    """Holds what unequal operations cost a job.
 
     A slowdown is the mean step time over that of a job whose operations are all alike. That of some operations is the
     slowdown of a job in which only these take their recorded times.
@@ -56,17 +56,17 @@ class StragglerCosts:
 
     @property
     def slowdown(self) -> float:
-        """Mean step time over that of a job without stragglers."""
+        """Returns the mean step time over that of a job without stragglers."""
         return float(self.replayed_s.mean()) / self.alike_s
 
     @property
     def delayed(self) -> float:
-        """Mean recorded step time over that of a job in which the host delays no operation."""
+        """Returns the mean recorded step time over that of a job in which the host delays no operation."""
         return float(self.recorded.step_s.mean() / self.replayed_s.mean())
 
     @property
     def wasted_share(self) -> float:
-        """Share of the GPU time that goes where all operations are alike."""
+        """Returns the share of the GPU time that goes where all operations are alike."""
         return 1.0 - 1.0 / self.slowdown
 
 

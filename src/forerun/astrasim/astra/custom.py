@@ -68,7 +68,7 @@ class Costs:
     memory_bytes_per_s: float
 
     def reduction_ns(self, size: int) -> int:
-        """The time of one write and two reads of `size` bytes."""
+        """Returns the time of one write and two reads of `size` bytes."""
         if self.memory_bytes_per_s <= 0:
             raise ForerunError("a reduction in memory needs local-mem-bw above 0")
         return int(reduction_ns(size, self.memory_bytes_per_s))

@@ -1,4 +1,4 @@
-"""Which kinds of nodes a rank has, in the order in which ASTRA-sim lists their times.
+"""Lists the kinds of a rank's nodes in the order in which ASTRA-sim prints their times.
 
 It keeps a C++ `unordered_map` from nodes to their times, into which nodes go as they start, and lists kinds as they
 first come in it. libstdc++ puts an element at the front of such a map if its bucket is empty.

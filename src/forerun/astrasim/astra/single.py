@@ -56,7 +56,7 @@ def chain_of(calls: Sequence[Sequence[int]], ranks: Sequence[int], tables: Colle
 
 
 class CollectiveTimes(NamedTuple):
-    """When the ranks of a collective end."""
+    """Holds the times at which the ranks of a collective end."""
 
     ends_ns: I64
     """of each rank, (n_npus,)"""

@@ -1,4 +1,4 @@
-"""Whether one rank can stand for all: every rank must see the same distances in every phase of a collective.
+"""Decides whether one rank can stand for all: all must see the same distances in every phase of a collective.
 
 Then a message arrives from a rank's predecessor exactly when its own message arrives at its successor, so the engine's
 mirrored fabric delivers each message to its sender. Congestion and trees break the symmetry. Where ranks differ, one

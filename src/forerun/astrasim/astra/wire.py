@@ -1,4 +1,4 @@
-"""How long the links of a rank take at least to carry what a collective puts on them.
+"""Bounds from below how long the links of a rank take to carry what a collective puts on them.
 
 Without queues a message passes every other one, so that with many messages at once a link carries more than its
 bandwidth. The time here is that of the busiest link if its bytes follow one another without a gap. It is exact where

@@ -126,7 +126,7 @@ class Explored:
 
     @property
     def points_per_s(self) -> float | None:
-        """Points simulated in a second; None if none was."""
+        """Returns points simulated in a second; None if none was."""
         return self.computed / self.seconds if self.computed else None
 
 

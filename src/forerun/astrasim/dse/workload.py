@@ -23,7 +23,7 @@ _NEEDED_IN_SECOND = ("dvocal", "dmodel", "dff", "head", "seq", "batch", "num_sta
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How a workload is split over the ranks of a system."""
+    """Describes how a workload is split over the ranks of a system."""
 
     dp: int = 1
     tp: int = 1

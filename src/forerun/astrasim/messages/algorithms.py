@@ -53,7 +53,7 @@ _BUNDLE_DONE = np.int64(0)
 
 @kernel
 def reduction_ns(size: int, bytes_per_s: float) -> int:
-    """The time of one write and two reads of a reduced message."""
+    """Returns the time of one write and two reads of a reduced message."""
     return 3 * int(size / bytes_per_s * 1e9)
 
 

@@ -10,7 +10,7 @@ from forerun.astrasim.stage.sizes import ZERO, Size, number, product, size
 
 
 class Kind(Enum):
-    """How a tensor is made; the value is STAGE's letter (or word) for it."""
+    """Names how a tensor is made; the value is STAGE's letter (or word) for it."""
 
     HELD = "T"
     """there from the start: a weight, or a tensor that another block provides"""
@@ -55,7 +55,7 @@ def _sizes(text: str) -> tuple[Size, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """How a tensor is made of its operands x1 and x2: the layouts that it wants them in, its own layout, its num_ops.
+    """Makes a tensor of its operands x1 and x2: the layouts that it wants them in, its own layout, its num_ops.
 
     Operations compare by identity: all copies of a block's tensor share one.
     """

@@ -1,4 +1,4 @@
-"""What a compiled function takes and returns, as plain data that JSON can hold.
+"""Describes what a compiled function takes and returns, as plain data that JSON can hold.
 
 A layout is `"int"`, `"float"`, `"bool"`, `["array", dtype, dimensions]`, `["tuple", class, [layout, ...]]` or None. A
 dtype is what `numpy.dtype` reads: a name, or the fields of a record. The class of a named tuple is `module:name`, and
@@ -83,10 +83,10 @@ def n_result_words(result: Layout) -> int:
 
 
 def is_record(leaf: Layout) -> bool:
-    """Whether a leaf is an array of records."""
+    """Returns whether a leaf is an array of records."""
     return is_array(leaf) and isinstance(leaf[1], dict)
 
 
 def is_array(layout: Layout) -> bool:
-    """Whether a leaf is an array."""
+    """Returns whether a leaf is an array."""
     return isinstance(layout, list)

@@ -198,7 +198,7 @@ def _check_record(value: object, known: list[np.dtype[Any]]) -> None:
 
 
 def _packed(layouts: Sequence[Layout], values: Sequence[str], names: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Returns lines that check the classes of `values`, and the expressions of their words."""
+    """Returns the lines that check the classes of `values`, and the expressions of their words."""
     lines, words = [], []
     for layout, value in zip(layouts, values, strict=True):
         if layout is None:

@@ -43,7 +43,7 @@ class SaveCost:
 
     @property
     def whole_s(self) -> float:
-        """The seconds from the start of the save until the checkpoint is complete."""
+        """Returns the seconds from the start of the save until the checkpoint is complete."""
         return self.stall_s + self.beside_s
 
 

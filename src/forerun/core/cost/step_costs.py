@@ -36,7 +36,7 @@ from forerun.describe.stacks.stack import Stack
 
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """How kernels are launched: by the host one by one, by torch.compile's code, or by a CUDA graph."""
+    """Says how kernels are launched: by the host one by one, by torch.compile's code, or by a CUDA graph."""
 
     compiled: bool = False
     """whether all ops run in compiled regions"""

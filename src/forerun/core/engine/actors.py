@@ -1,4 +1,4 @@
-"""What runs with and without a clock share: their columns, and the host that issues nodes.
+"""Runs with and without a clock share these parts: columns of a run, and the host that issues nodes.
 
 Every stream of every rank class is an actor, which runs the nodes of the stream in order.
 """
@@ -126,7 +126,7 @@ def new_run(nodes: Nodes) -> Run:
 
 @kernel
 def _start(nodes: Nodes, following: I32, actors: Records, hosts: Records, meetings: Records) -> None:
-    """Put the nodes of each stream in a row, and every actor at the first of its own."""
+    """Puts the nodes of each stream in a row, and every actor at the first of its own."""
     for a in range(len(actors)):
         actors[a].head = -1
     for c in range(len(hosts)):
@@ -143,7 +143,7 @@ def _start(nodes: Nodes, following: I32, actors: Records, hosts: Records, meetin
 
 @kernel
 def issue(c: int, release_ps: int, nodes: Nodes, costs: OpCosts, run: Run) -> None:
-    """Let the host of class `c` issue from `release_ps` until the next node that it waits for."""
+    """Lets the host of class `c` issue from `release_ps` until the next node that it waits for."""
     host = run.hosts[c]
     time = max(host.time, release_ps)
     i = host.next

@@ -27,7 +27,7 @@ _LINKED = 3  # uses links, and neither slows compute nor is slowed by it
 
 @kernel
 def _schedule(a: int, c: int, now: int, nodes: Nodes, run: Run) -> None:
-    """Find out when the node at the head of actor `a` is ready, or park the actor on a node that must end first."""
+    """Finds out when the node at the head of actor `a` is ready, or parks the actor on a node that must end first."""
     actor = run.actors[a]
     actor.status = _BLOCKED
     actor.when = _NEVER
@@ -45,7 +45,7 @@ def _schedule(a: int, c: int, now: int, nodes: Nodes, run: Run) -> None:
 
 @kernel
 def _load(c: int, op: int, stream: int, sign: int, now: int, host: Any, links: Links) -> None:
-    """Add what `op` on a stream of class `c` asks of links to their load, or take it away again."""
+    """Adds what `op` on a stream of class `c` asks of links to their load, or takes it away again."""
     for link in range(links.load.shape[1]):
         asked = links.share[op, link]
         if asked and links.carries[stream, link]:
@@ -57,7 +57,7 @@ def _load(c: int, op: int, stream: int, sign: int, now: int, host: Any, links: L
 
 @kernel
 def _join(actor: Any, peer: int) -> None:
-    """Join the node of `actor`, which starts, to the meeting of actor `peer`, or to itself where it meets nobody."""
+    """Joins the node of `actor`, which starts, to the meeting of actor `peer`, or to itself where it meets nobody."""
     actor.peer = peer
     actor.worst = FULL
     if actor.side == _NEUTRAL:
@@ -67,7 +67,7 @@ def _join(actor: Any, peer: int) -> None:
 
 @kernel
 def _leave(a: int, now: int, run: Run) -> None:
-    """Take actor `a`, which has ended its node, out of its meeting, so that it no longer slows the other members."""
+    """Takes actor `a`, which has ended its node, out of its meeting, so that it no longer slows the other members."""
     actors = run.actors
     before = a
     while actors[before].peer != a:
@@ -81,7 +81,7 @@ def _leave(a: int, now: int, run: Run) -> None:
 
 @kernel
 def _weigh(c: int, now: int, op: I32, links: Links, run: Run) -> None:
-    """Find the fullest link of each running node of class `c`, and mark those who meet it for `_agree`."""
+    """Finds the fullest link of each running node of class `c`, and marks those who meet it for `_agree`."""
     for stream in range(N_STREAMS):
         a = c * N_STREAMS + stream
         actor = run.actors[a]
@@ -103,7 +103,7 @@ def _weigh(c: int, now: int, op: I32, links: Links, run: Run) -> None:
 
 @kernel
 def _agree(c: int, actors: Records) -> None:
-    """Let the running nodes of class `c` go as slowly as the slowest of those whom they meet."""
+    """Lets the running nodes of class `c` go as slowly as the slowest of those whom they meet."""
     for a in range(c * N_STREAMS, (c + 1) * N_STREAMS):
         if actors[a].status == _RUNNING and actors[a].peer >= 0:
             worst = actors[a].worst
@@ -116,7 +116,7 @@ def _agree(c: int, actors: Records) -> None:
 
 @kernel
 def _settle(c: int, now: int, run: Run) -> None:
-    """Change the pace of the running nodes of class `c` whose company has changed, and date its next event."""
+    """Changes the pace of the running nodes of class `c` whose company has changed, and dates its next event."""
     host = run.hosts[c]
     earliest = _NEVER
     for a in range(c * N_STREAMS, (c + 1) * N_STREAMS):
@@ -139,7 +139,7 @@ def _settle(c: int, now: int, run: Run) -> None:
 
 @kernel
 def _begin(actor: Any, host: Any, now: int, op: int, is_compute: bool, costs: OpCosts) -> None:
-    """Start a node at full speed; `_settle` slows it before time goes on."""
+    """Starts a node at full speed; `_settle` slows it before time goes on."""
     actor.status = _RUNNING
     actor.since = now
     actor.remaining = costs.duration_ps[op]
@@ -159,7 +159,7 @@ def _begin(actor: Any, host: Any, now: int, op: int, is_compute: bool, costs: Op
 
 @inlined
 def _arrive(a: int, m: int, now: int, nodes: Nodes, costs: OpCosts, links: Links, run: Run) -> bool:
-    """Let actor `a`, which is ready, arrive at meeting `m`. The last member to arrive starts all of them.
+    """Lets actor `a`, which is ready, arrive at meeting `m`. The last member to arrive starts all of them.
 
     Returns True where a class before that of `a` has something more to do now.
     """
@@ -190,7 +190,7 @@ def _arrive(a: int, m: int, now: int, nodes: Nodes, costs: OpCosts, links: Links
 
 @inlined
 def _sweep(c: int, now: int, nodes: Nodes, costs: OpCosts, links: Links, run: Run) -> bool:
-    """Start and end what class `c` starts and ends at `now`.
+    """Starts and ends what class `c` starts and ends at `now`.
 
     Returns True where a class before it has more to do then.
     """
@@ -247,7 +247,7 @@ def run_contended(nodes: Nodes, costs: OpCosts, links: Links) -> tuple[I64, I64,
 
 @kernel
 def _run(nodes: Nodes, costs: OpCosts, links: Links, run: Run) -> None:
-    """Run every node that can run.
+    """Runs every node that can run.
 
     Speeds change when everything that starts or ends at an instant, in whatever class, has done so: a rate that is lost
     and won back at once leaves no trace, and the order of classes none either.

@@ -23,7 +23,7 @@ def run_dataflow(nodes: Nodes, costs: OpCosts) -> tuple[I64, I64, I64, I64, bool
 
 @kernel
 def _run(nodes: Nodes, costs: OpCosts, run: Run, runnable: I64, finished: I64) -> None:
-    """Run every node that can run. `runnable` (actors,) lists all actors, `finished` (actors,) is space to work in.
+    """Runs every node that can run. `runnable` (actors,) lists all actors, `finished` (actors,) is space to work in.
 
     `when` of an actor is when the last node of its stream ended.
     """

@@ -75,7 +75,7 @@ class Links(NamedTuple):
 
 
 def links_of(demand: LinkDemand | None, n_ops: int, n_classes: int) -> Links:
-    """Returns links on which nothing runs yet; none without `demand`."""
+    """Returns the links on which nothing runs yet; none without `demand`."""
     if demand is None:
         demand = LinkDemand(np.zeros((n_ops, 0), np.int64), np.zeros((N_STREAMS, 0), np.bool_))
     share, carries = np.ascontiguousarray(demand.share), np.ascontiguousarray(demand.carries)

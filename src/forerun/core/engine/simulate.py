@@ -47,7 +47,7 @@ def simulate(
     describe: Callable[[int, int], str] | None = None,
     demand: LinkDemand | None = None,
 ) -> Timeline:
-    """Run every rank class of `flat`. All other columns have one entry per op, `(flat.n_ops,)`.
+    """Runs every rank class of `flat`. All other columns have one entry per op, `(flat.n_ops,)`.
 
     * The host of a rank class issues its nodes in order, one after the other, `issue_ps` each. After a node with
       sync = 1 it goes on only when that node has ended.
@@ -89,7 +89,7 @@ def simulate(
 
 
 def _check_costs(n_ops: int, costs: OpCosts, demand: LinkDemand | None) -> None:
-    """Raise ForerunError where a column does not have one entry, not negative, for each of `n_ops` ops."""
+    """Raises ForerunError where a column does not have one entry, not negative, for each of `n_ops` ops."""
     for name, column in zip(OpCosts._fields, costs, strict=True):
         if len(column) != n_ops:
             raise ForerunError(f"engine: {name} has {len(column)} entries, the program has {n_ops} ops")
@@ -103,7 +103,7 @@ def _check_costs(n_ops: int, costs: OpCosts, demand: LinkDemand | None) -> None:
 
 
 def _raise_deadlock(flat: FlatProgram, end_ps: I64, describe: Callable[[int, int], str] | None) -> NoReturn:
-    """Name the first node that never ran on each stream of each class, those at a meeting before the others."""
+    """Names the first node that never ran on each stream of each class, those at a meeting before the others."""
     first: dict[tuple[int, int], int] = {}
     for node in np.flatnonzero(end_ps < 0).tolist():
         owner = int(np.searchsorted(flat.class_ptr, node, side="right")) - 1

@@ -83,7 +83,7 @@ def _expandable_size(heap: Heap, block: int) -> int:
 
 @inlined
 def _take_free(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """The free block that serves a request, out of its pool; NONE where there is none (get_free_block)."""
+    """Returns the free block that serves a request, out of its pool; NONE where there is none (get_free_block)."""
     heap.counts[ASKED_LARGE + pool] += 1
     place = first_place(heap, pool, stream, size, 0)
     if place == heap.counts[pool] or heap.blocks[STREAM, heap.lists[pool, place]] != stream:
@@ -152,7 +152,7 @@ def _note_peaks(heap: Heap) -> None:
 
 @kernel
 def run(heap: Heap, kind: I8, tensor: I32, size: I64, stream: I8, place: I64, first: int, last: int) -> int:
-    """Follow events `first` to `last`; `place` is the block of each tensor.
+    """Follows events `first` to `last`; `place` is the block of each tensor.
 
     Returns the number of the first event that was not followed: `last`, or one for which there are too few slots, or
     -1 - its number where the device is out of memory.

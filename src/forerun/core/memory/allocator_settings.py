@@ -31,7 +31,7 @@ class AllocatorSettings:
 
     @staticmethod
     def parse(text: str) -> AllocatorSettings:
-        """Settings as in PYTORCH_CUDA_ALLOC_CONF: `expandable_segments:True,max_split_size_mb:512`.
+        """Returns settings as in PYTORCH_CUDA_ALLOC_CONF: `expandable_segments:True,max_split_size_mb:512`.
 
         Raises:
             ForerunError: an option that is not known, twice there, or has a value that PyTorch refuses.
@@ -48,13 +48,13 @@ class AllocatorSettings:
         return AllocatorSettings(**values)  # type: ignore[arg-type]
 
     def on(self, vendor: str) -> AllocatorSettings:
-        """These settings on a device of `vendor`: builds of PyTorch for AMD have no expandable segments and say so in a
-        warning (c10/cuda/CUDACachingAllocator.cpp without PYTORCH_C10_DRIVER_API_SUPPORTED, to 2.9)."""
+        """Returns these settings on a device of `vendor`: builds of PyTorch for AMD have no expandable segments and say
+        so in a warning (c10/cuda/CUDACachingAllocator.cpp without PYTORCH_C10_DRIVER_API_SUPPORTED, to 2.9)."""
         return self if vendor.lower() == "nvidia" else replace(self, expandable_segments=False)
 
     def rules(self, available_bytes: int | None) -> I64:
-        """The settings as the kernels read them, for a device that can give `available_bytes`: below 0 where what is
-        outside the allocator takes more than there is, which is nothing."""
+        """Returns the settings as the kernels read them, for a device that can give `available_bytes`: below 0 where
+        what is outside the allocator takes more than there is, which is nothing."""
         rules = np.zeros(heap.N_RULES, np.int64)
         unlimited = heap.UNLIMITED
         available = unlimited if available_bytes is None else max(0, available_bytes)
@@ -72,7 +72,7 @@ class AllocatorSettings:
 
 
 def _value(name: str, text: str) -> bool | int | float:
-    """The value of an option. The limits are those of c10/core/AllocatorConfig.cpp."""
+    """Returns the value of an option. The limits are those of c10/core/AllocatorConfig.cpp."""
     if name == "expandable_segments":
         if text not in ("True", "False"):
             raise ForerunError(f"allocator settings: expandable_segments is True or False, not {text!r}")

@@ -89,7 +89,8 @@ class CachingAllocator:
         self._more_slots()
 
     def follow(self, events: Events, place: I64 | None = None) -> I64:
-        """Serve `events`, to the end or to the first request that can't be served, and return the place of each tensor.
+        """Serves `events`, to the end or to the first request that can't be served, and returns the place of each
+        tensor.
 
         Give the places again with further events of the same tensors, so that what one call allocates another can
         free.
@@ -107,22 +108,22 @@ class CachingAllocator:
         return place
 
     def empty_cache(self) -> None:
-        """Give what is not in use back to CUDA (torch.cuda.empty_cache)."""
+        """Gives what is not in use back to CUDA (torch.cuda.empty_cache)."""
         return_unused(self._heap)
 
     @property
     def reserved_bytes(self) -> int:
-        """The bytes that the allocator holds now."""
+        """Returns the bytes that the allocator holds now."""
         return int(self._heap.counts[heap.RESERVED])
 
     @property
     def allocated_bytes(self) -> int:
-        """The bytes that are in use now."""
+        """Returns the bytes that are in use now."""
         return int(self._heap.counts[heap.IN_USE])
 
     @property
     def result(self) -> Replayed:
-        """The counts since the start."""
+        """Returns the counts since the start."""
         counts = self._heap.counts
         return Replayed(
             reserved_bytes=int(counts[heap.PEAK_RESERVED]),
@@ -136,7 +137,7 @@ class CachingAllocator:
         )
 
     def blocks(self) -> list[tuple[int, int, int, bool]]:
-        """(address, bytes, stream, whether in use) of every block that has memory behind it, by address."""
+        """Returns (address, bytes, stream, whether in use) of every block that has memory behind it, by address."""
         rows, unused = self._heap.blocks, self._heap.lists[heap.SLOTS, : self._heap.counts[heap.SLOTS]]
         taken = np.setdiff1d(np.arange(rows.shape[1]), unused)
         found = [
@@ -148,7 +149,7 @@ class CachingAllocator:
         return sorted(found)
 
     def _more_slots(self) -> None:
-        """Double the number of slots for blocks."""
+        """Doubles the number of slots for blocks."""
         held, old = self._heap, self._heap.blocks.shape[1]
         added = max(_FIRST_SLOTS, old)
         blocks, lists = (

@@ -100,7 +100,7 @@ def _slot(left: CarriedTensors, which: int, category: int, size: int, microbatch
 
 @kernel
 def _enter(left: CarriedTensors, tensor: int, size: int, category: int, microbatch: int, layer: int) -> None:
-    """Put a tensor on top of both its stacks: that of its own layer and micro batch, and that of any."""
+    """Puts a tensor on top of both its stacks: that of its own layer and micro batch, and that of any."""
     left.size[tensor] = left.final[tensor] = size
     left.category[tensor], left.microbatch[tensor], left.layer[tensor] = category, microbatch, layer
     left.died[tensor] = NONE
@@ -116,7 +116,7 @@ def _enter(left: CarriedTensors, tensor: int, size: int, category: int, microbat
 
 @kernel
 def _join(left: CarriedTensors, category: int, older: int, newer: int) -> None:
-    """Make `older` and `newer` neighbours in the list of a category; NONE stands for either end of the list."""
+    """Makes `older` and `newer` neighbours in the list of a category; NONE stands for either end of the list."""
     if older == NONE:
         left.ends[OLDEST, category] = newer
     else:
@@ -129,7 +129,7 @@ def _join(left: CarriedTensors, category: int, older: int, newer: int) -> None:
 
 @kernel
 def _put_after(left: CarriedTensors, tensor: int, older: int) -> None:
-    """Put a tensor into the list of its category after `older`, or at the start where `older` is NONE."""
+    """Puts a tensor into the list of its category after `older`, or at the start where `older` is NONE."""
     category = left.category[tensor]
     newer = left.ends[OLDEST, category] if older == NONE else left.links[NEWER, older]
     _join(left, category, older, tensor)
@@ -138,21 +138,21 @@ def _put_after(left: CarriedTensors, tensor: int, older: int) -> None:
 
 @kernel
 def _die(left: CarriedTensors, tensor: int, row: int) -> None:
-    """Free `tensor` at `row` and take it out of the list. The stacks drop it when it comes to their top."""
+    """Frees `tensor` at `row` and takes it out of the list. The stacks drop it when it comes to their top."""
     left.died[tensor] = row
     _join(left, left.category[tensor], left.links[OLDER, tensor], left.links[NEWER, tensor])
 
 
 @kernel
 def add(left: CarriedTensors, tensor: int, size: int, category: int, microbatch: int, layer: int) -> None:
-    """Add `tensor`, which a block of this micro batch and layer leaves behind."""
+    """Adds `tensor`, which a block of this micro batch and layer leaves behind."""
     _enter(left, tensor, size, category, microbatch, layer)
     _put_after(left, tensor, left.ends[NEWEST, category])
 
 
 @kernel
 def free(left: CarriedTensors, size: int, category: int, microbatch: int, layer: int, row: int) -> None:
-    """Free `size` bytes at `row` for a block of this micro batch and layer, as far as they are there."""
+    """Frees `size` bytes at `row` for a block of this micro batch and layer, as far as they are there."""
     for which in (OWN, ANY):
         first = left.slots[which, _slot(left, which, category, size, microbatch, layer)]
         while first != NONE and left.links[TOP + which, first] != NONE:
@@ -167,7 +167,7 @@ def free(left: CarriedTensors, size: int, category: int, microbatch: int, layer:
 
 @kernel
 def _free_run(left: CarriedTensors, wanted: int, category: int, row: int) -> bool:
-    """Free the newest neighbours in the list that have `wanted` bytes together, and return whether there are any."""
+    """Frees the newest neighbours in the list that have `wanted` bytes together, and returns whether there are any."""
     last = left.ends[NEWEST, category]
     older, total = last, 0  # `older` is the first one before those that are counted, up to `last`
     while last != NONE:
@@ -189,7 +189,7 @@ def _free_run(left: CarriedTensors, wanted: int, category: int, row: int) -> boo
 
 @kernel
 def _free_oldest(left: CarriedTensors, wanted: int, category: int, row: int) -> None:
-    """Free the oldest tensors that have `wanted` bytes together, the last one in part."""
+    """Frees the oldest tensors that have `wanted` bytes together, the last one in part."""
     tensor = left.ends[OLDEST, category]
     while tensor != NONE and wanted > 0:
         newer = left.links[NEWER, tensor]
@@ -202,7 +202,7 @@ def _free_oldest(left: CarriedTensors, wanted: int, category: int, row: int) -> 
 
 @kernel
 def _cut(left: CarriedTensors, tensor: int, size: int) -> None:
-    """Keep `size` bytes of a tensor as itself, and the rest as a piece in its place."""
+    """Keeps `size` bytes of a tensor as itself, and the rest as a piece in its place."""
     piece = left.counts[0]
     left.counts[0] += 1
     rest = left.size[tensor] - size

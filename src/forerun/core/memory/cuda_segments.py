@@ -74,7 +74,7 @@ def _reserve(heap: Heap, size: int) -> None:
 
 @kernel
 def _new_segment(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """A segment from CUDA as one block that is in no pool; NONE where memory is short (alloc_block)."""
+    """Returns a segment from CUDA as one block that is in no pool; NONE where memory is short (alloc_block)."""
     wanted = segment_size(size)
     if heap.counts[RESERVED] + wanted > min(heap.rules[AVAILABLE], heap.rules[ALLOWED]):
         return NONE
@@ -127,7 +127,7 @@ def _growing_block(heap: Heap, pool: int, stream: int, size: int) -> int:
 
 @kernel
 def _map(heap: Heap, block: int, size: int) -> bool:
-    """Put memory behind the first `size` bytes of an unmapped block, and return whether there was any (map_block)."""
+    """Puts memory behind the first `size` bytes of an unmapped block, and returns whether there was any (map_block)."""
     piece = SMALL_BUFFER if heap.blocks[POOL, block] == SMALL else LARGE_BUFFER
     mapped = (size + piece - 1) // piece * piece
     if heap.counts[RESERVED] + mapped > heap.rules[AVAILABLE]:
@@ -149,7 +149,7 @@ def _map(heap: Heap, block: int, size: int) -> bool:
 
 @kernel
 def _grow(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """A free block of an expandable segment that was made to hold `size`; NONE where memory is short
+    """Returns a free block of an expandable segment that was made to hold `size`; NONE where memory is short
     (try_allocate_expandable_block)."""
     if heap.counts[RESERVED] + segment_size(size) > heap.rules[ALLOWED]:
         return NONE
@@ -175,7 +175,7 @@ def more_memory(heap: Heap, pool: int, stream: int, size: int) -> int:
 
 @kernel
 def _return_segment(heap: Heap, block: int) -> None:
-    """Give a segment that is one free block back to CUDA (release_block)."""
+    """Gives a segment that is one free block back to CUDA (release_block)."""
     remove(heap, block)
     heap.counts[RESERVED] -= heap.blocks[SIZE, block]
     heap.counts[SEGMENTS] -= 1
@@ -185,7 +185,7 @@ def _return_segment(heap: Heap, block: int) -> None:
 
 @kernel
 def return_oversize(heap: Heap, pool: int, stream: int, size: int) -> bool:
-    """Give back unused oversize segments, as few as hold `size` (release_available_cached_blocks)."""
+    """Gives back unused oversize segments, as few as hold `size` (release_available_cached_blocks)."""
     key: int = max(size, heap.rules[MAX_SPLIT])
     place = first_place(heap, pool, stream, key, 0)
     if place < heap.counts[pool] and heap.blocks[STREAM, heap.lists[pool, place]] == stream:
@@ -204,7 +204,7 @@ def return_oversize(heap: Heap, pool: int, stream: int, size: int) -> bool:
 
 @kernel
 def return_garbage(heap: Heap) -> None:
-    """Give back unused segments of the large pool, those of more than average age (garbage_collect_cached_blocks)."""
+    """Gives back unused segments of the large pool, those of more than average age (garbage_collect_cached_blocks)."""
     target = heap.counts[RESERVED] - heap.rules[GARBAGE]
     returned, age, n = 0, 0, 0
     for place in range(heap.counts[LARGE]):
@@ -230,7 +230,7 @@ def return_garbage(heap: Heap) -> None:
 
 @kernel
 def _unmap(heap: Heap, block: int) -> bool:
-    """Give back the whole pieces inside a free block of an expandable segment (unmap_block).
+    """Gives back the whole pieces inside a free block of an expandable segment (unmap_block).
 
     Returns whether there are any.
     """
@@ -267,7 +267,7 @@ def _unmap(heap: Heap, block: int) -> bool:
 
 @kernel
 def return_unused(heap: Heap) -> None:
-    """Give everything back to CUDA that is not in use (release_cached_blocks, torch.cuda.empty_cache)."""
+    """Gives everything back to CUDA that is not in use (release_cached_blocks, torch.cuda.empty_cache)."""
     for block in range(heap.blocks.shape[1]):
         if heap.blocks[STATE, block] == PENDING:  # the allocator waits for the streams
             give_to_pool(heap, block)

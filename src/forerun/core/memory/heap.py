@@ -89,7 +89,7 @@ def _list_of(heap: Heap, block: int) -> int:
 
 @inlined
 def insert(heap: Heap, block: int) -> None:
-    """Put a block into its list, in the order of (stream, size, address)."""
+    """Puts a block into its list, in the order of (stream, size, address)."""
     which = _list_of(heap, block)
     place = first_place(heap, which, heap.blocks[STREAM, block], heap.blocks[SIZE, block], heap.blocks[ADDRESS, block])
     for i in range(heap.counts[which], place, -1):
@@ -101,7 +101,7 @@ def insert(heap: Heap, block: int) -> None:
 
 @inlined
 def remove(heap: Heap, block: int) -> None:
-    """Take a block out of its list."""
+    """Takes a block out of its list."""
     which = _list_of(heap, block)
     place = first_place(heap, which, heap.blocks[STREAM, block], heap.blocks[SIZE, block], heap.blocks[ADDRESS, block])
     heap.counts[which] -= 1
@@ -124,14 +124,14 @@ def new_block(heap: Heap, like: int, size: int, address: int, state: int) -> int
 
 @kernel
 def drop(heap: Heap, block: int) -> None:
-    """Make the slot of a block free for another one."""
+    """Makes the slot of a block free for another one."""
     heap.lists[SLOTS, heap.counts[SLOTS]] = block
     heap.counts[SLOTS] += 1
 
 
 @kernel
 def put_after(heap: Heap, block: int, other: int) -> None:
-    """Make `other` the next block of its segment after `block`."""
+    """Makes `other` the next block of its segment after `block`."""
     after = heap.blocks[NEXT, block]
     heap.blocks[PREVIOUS, other], heap.blocks[NEXT, other], heap.blocks[NEXT, block] = block, after, other
     if after != NONE:
@@ -140,7 +140,7 @@ def put_after(heap: Heap, block: int, other: int) -> None:
 
 @kernel
 def merge(heap: Heap, block: int, other: int) -> None:
-    """Make the neighbour `other` part of `block` where both are free, or both unmapped (try_merge_blocks)."""
+    """Makes the neighbour `other` part of `block` where both are free, or both unmapped (try_merge_blocks)."""
     if other == NONE or heap.blocks[STATE, other] == ALLOCATED or heap.blocks[STATE, other] == PENDING:
         return
     if (heap.blocks[STATE, other] == UNMAPPED) != (heap.blocks[STATE, block] == UNMAPPED):
@@ -162,7 +162,7 @@ def merge(heap: Heap, block: int, other: int) -> None:
 
 @kernel
 def give_to_pool(heap: Heap, block: int) -> None:
-    """Free a block and merge it with its free neighbours (free_block)."""
+    """Frees a block and merges it with its free neighbours (free_block)."""
     heap.blocks[STATE, block] = FREE
     merge(heap, block, heap.blocks[PREVIOUS, block])
     merge(heap, block, heap.blocks[NEXT, block])

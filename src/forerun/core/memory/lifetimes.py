@@ -37,7 +37,7 @@ class TensorLifetimes:
 
 
 def tensor_lifetimes(program: Program, rank_class: RankClass) -> TensorLifetimes:
-    """The tensors of one step of `rank_class`."""
+    """Returns the tensors of one step of `rank_class`."""
     used = np.flatnonzero(np.bincount(rank_class.block, minlength=len(program.blocks)))
     place = np.zeros(len(program.blocks), np.int32)
     place[used] = np.arange(len(used))
@@ -78,7 +78,8 @@ class _BlockLifetimes(NamedTuple):
 
 
 def _block_lifetimes(blocks: Sequence[Block], streams: I8) -> _BlockLifetimes:
-    """Node i allocates at 2 i and frees at 2 i + 1; what happens at once stays in the order of the tensors."""
+    """Returns lifetimes, in which node i allocates at 2 i and frees at 2 i + 1; what happens at once stays in the order
+    of the tensors."""
     n = len(blocks)
     owner = np.repeat(np.arange(n), [len(block.tensor_bytes) for block in blocks])
     size = _column(blocks, "tensor_bytes").astype(np.int64, copy=False)  # so that no blocks compile nothing anew
@@ -111,7 +112,7 @@ def _block_lifetimes(blocks: Sequence[Block], streams: I8) -> _BlockLifetimes:
 
 
 def _streams_and_optimizers(program: Program, blocks: Sequence[Block]) -> tuple[I8, npt.NDArray[np.bool_]]:
-    """The stream on which each tensor of `blocks` is allocated, and which of them are the optimizer's.
+    """Returns the stream on which each tensor of `blocks` is allocated, and which of them are the optimizer's.
 
     A forward that waits for collectives gathers parameters, anything else reduces gradients.
     """
@@ -143,7 +144,7 @@ def _starts(counts: I64) -> I64:
 def _follow(
     blocks: _BlockLifetimes, steps: I32, microbatch: I32, layer: I32, left: CarriedTensors, stream: I8, born: I64
 ) -> int:
-    """Run all steps: fill `left`, and the stream and the row of birth of each tensor. Returns the number of rows."""
+    """Runs all steps: fills `left`, and the stream and the row of birth of each tensor. Returns the number of rows."""
     row = tensor = 0
     for step in range(len(steps)):
         block, tag = steps[step], (microbatch[step], layer[step])

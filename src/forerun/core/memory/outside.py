@@ -54,7 +54,7 @@ class OutsideModel:
 
 
 def outside_model() -> OutsideModel:
-    """The shipped constants."""
+    """Returns the shipped constants."""
     return shipped(OutsideModel, "forerun.core.memory", "outside.yaml")
 
 
@@ -105,7 +105,7 @@ def least_communicator_bytes(cluster: Cluster) -> int:
 
 
 def _further(stack: Stack, cluster: Cluster, every: Iterable[CommGroup]) -> list[CommGroup]:
-    """The groups of `stack.communicators`, as far as `every` says where their ranks are."""
+    """Returns the groups of `stack.communicators`, as far as `every` says where their ranks are."""
     known = {group.axis: group for group in every}
     world = [known[axis] for axis in ("tp", "pp", "dp_all") if axis in known]
     out = []

@@ -29,20 +29,20 @@ class MemoryOverTime:
 
     @property
     def total(self) -> I64:
-        """The allocated bytes, (n,)."""
+        """Returns the allocated bytes, (n,)."""
         total: I64 = self.by_category.sum(axis=1)
         return total
 
     @property
     def peak(self) -> int:
-        """The point at which most is allocated."""
+        """Returns the point at which most is allocated."""
         return int(np.argmax(self.total))
 
 
 def memory_over_time(
     program: Program, flat: FlatProgram, timeline: Timeline, rank_class: int, points: int = _POINTS
 ) -> MemoryOverTime:
-    """The memory of one rank class; `flat` and `timeline` are of the unfolded `program`.
+    """Returns the memory of one rank class; `flat` and `timeline` are of the unfolded `program`.
 
     With more changes than `points`, every interval of equally many changes keeps its highest and its lowest moment: the
     peak is always there, and is `profile`'s peak_bytes.
@@ -80,7 +80,8 @@ class _Changes:
 
 
 def _changes(block: Block) -> _Changes:
-    """Node i allocates at 2 i and frees at 2 i + 1; what happens at once is one change."""
+    """Returns the changes of memory. Node i allocates at 2 i and frees at 2 i + 1; what happens at once is one
+    change."""
     alloc, free = block.tensor_alloc >= 0, block.tensor_free >= 0
     moment = np.concatenate(
         [2 * block.tensor_alloc[alloc].astype(np.int64), 2 * block.tensor_free[free].astype(np.int64) + 1]

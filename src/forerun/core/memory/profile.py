@@ -32,7 +32,7 @@ class MemoryProfile:
     """allocated bytes at the start of each step, (n_steps,)"""
 
     def owner(self, program: Program, rank: int) -> str:
-        """Block and operation at which the peak stands, in words."""
+        """Returns the block and operation at which the peak stands, in words."""
         cls = program.rank_classes[rank]
         block = program.blocks[int(cls.block[self.peak_step])]
         op = program.ops.name[int(block.op[min(self.peak_node, len(block) - 1)])] if len(block) else "what is kept"
@@ -46,7 +46,7 @@ IN_GRAPHS = (Category.ACTIVATION, Category.TEMPORARY, Category.UNSHARDED)
 
 
 def profile(program: Program, without: Sequence[Category] = ()) -> list[MemoryProfile]:
-    """One MemoryProfile for each rank class, `without` tensors of some categories."""
+    """Returns one MemoryProfile for each rank class, `without` tensors of some categories."""
     tensors = tensors_of(program.blocks)
     if without:
         tensors = tensors.take(~np.isin(tensors.category, without))

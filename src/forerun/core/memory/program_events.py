@@ -41,7 +41,8 @@ class StepEvents:
 
 
 def step_events(program: Program, rank_class: int, apart: Sequence[Category] = ()) -> StepEvents:
-    """The events of one rank class. What a step leaves behind is freed at its end, as the next one makes it anew.
+    """Returns the events of one rank class. What a step leaves behind is freed at its end, as the next one makes it
+    anew.
 
     Tensors of the categories `apart` come from a private pool, as those of CUDA graphs.
     """
@@ -78,7 +79,7 @@ def step_events(program: Program, rank_class: int, apart: Sequence[Category] = (
 
 @kernel
 def _in_order(born: I64, died: I64, next_event: I64, kind: I8, tensor: I32) -> None:
-    """Write births and deaths to the events of their rows, births first. `next_event` of each row is used up."""
+    """Writes births and deaths to the events of their rows, births first. `next_event` of each row is used up."""
     for rows, what in ((born, ALLOC), (died, FREE)):
         for number, row in enumerate(rows):
             kind[next_event[row]], tensor[next_event[row]] = what, number

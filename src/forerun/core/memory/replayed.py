@@ -19,7 +19,7 @@ def replayed(
     estimate: Reserved,
     pooled: Sequence[Category] = (),
 ) -> Reserved:
-    """`estimate` with what a replay shows. Tensors of the categories `pooled` come from a pool of CUDA graphs.
+    """Returns `estimate` with what a replay shows. Tensors of the categories `pooled` come from a pool of CUDA graphs.
 
     A class that runs out of the `available_bytes` has the peak that it would need, which no allocator can hold for it.
     It fits where replay and estimate both say so: the one knows the order of the tensors, the other what else a run

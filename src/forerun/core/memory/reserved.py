@@ -23,7 +23,7 @@ class ReserveModel:
 
 
 def reserve_model() -> ReserveModel:
-    """The shipped constants."""
+    """Returns the shipped constants."""
     return shipped(ReserveModel, "forerun.core.memory", "reserved.yaml")
 
 
@@ -41,7 +41,8 @@ class Reserved:
 
 
 def reserved(peak_bytes: int, resident_bytes: int, available_bytes: int) -> Reserved:
-    """Reserved memory at a peak of `peak_bytes` allocated, of which `resident_bytes` live through the whole step.
+    """Returns reserved memory at a peak of `peak_bytes` allocated, of which `resident_bytes` live through the whole
+    step.
 
     Resident tensors are packed, the rest leaves gaps; `available_bytes` is what the device leaves to the allocator.
     """

@@ -209,5 +209,5 @@ class Fabrics:
 
 
 def fabrics() -> Fabrics:
-    """The shipped constants."""
+    """Returns the shipped constants."""
     return shipped(Fabrics, "forerun.core.network", "fabrics.yaml")

@@ -45,7 +45,7 @@ def topology_of(
     oversubscription: float = 1,
     radix: int | None = None,
 ) -> Network | None:
-    """The network of `n_nodes` nodes of `cluster`, one of TOPOLOGY_TYPES.
+    """Returns the network of `n_nodes` nodes of `cluster`, one of TOPOLOGY_TYPES.
 
     None where the cluster's own links do: for `cluster`, and for one node, which has no network.
 
@@ -81,7 +81,7 @@ def topology_of(
 
 @contextmanager
 def _named(kind: str) -> Iterator[None]:
-    """Whatever is wrong with a topology names the type that the experiment asked for."""
+    """Makes whatever is wrong with a topology name the type that the experiment asked for."""
     try:
         yield
     except ForerunError as error:
@@ -89,13 +89,14 @@ def _named(kind: str) -> Iterator[None]:
 
 
 def grid(n_nodes: int) -> tuple[int, int]:
-    """Sides of the squarest grid of exactly `n_nodes`, the longer first; n x 1 of a prime number: a ring or a line."""
+    """Returns sides of the squarest grid of exactly `n_nodes`, the longer first; n x 1 of a prime number: a ring or a
+    line."""
     short = next(side for side in range(isqrt(n_nodes), 0, -1) if n_nodes % side == 0)
     return n_nodes // short, short
 
 
 def _inside(cluster: Cluster) -> tuple[NetworkDim, ...]:
-    """The links of a node, if it has more than one GPU."""
+    """Returns the links of a node, if it has more than one GPU."""
     if cluster.node_size < 1:
         raise ForerunError(f"cluster {cluster.name} is one node of any size: say how many GPUs a node has")
     if cluster.node_size == 1:
@@ -105,7 +106,7 @@ def _inside(cluster: Cluster) -> tuple[NetworkDim, ...]:
 
 
 def _rail(cluster: Cluster, n_nodes: int, bandwidth_gb_s: float, latency_ns: float) -> NetworkDim:
-    """A link to a switch takes half of the way to a neighbour, inside a node too."""
+    """Returns the network of a rail. A link to a switch takes half of the way to a neighbour, inside a node too."""
     _inside(cluster)
     inner = cluster.links[0]
     options = (
@@ -116,7 +117,7 @@ def _rail(cluster: Cluster, n_nodes: int, bandwidth_gb_s: float, latency_ns: flo
 
 
 def _options(kind: str, oversubscription: float, radix: int | None) -> dict[str, int]:
-    """Options of the topology. Raises ForerunError for one that it doesn't have."""
+    """Returns the options of the topology. Raises ForerunError for one that it doesn't have."""
     has = _FOUND[kind].option_names() if kind in _FOUND else ()
     if oversubscription != 1 and ("oversubscription" not in has or oversubscription < 1 or oversubscription % 1):
         raise ForerunError(
@@ -133,7 +134,7 @@ def _options(kind: str, oversubscription: float, radix: int | None) -> dict[str,
 def _between_nodes(
     kind: str, n_nodes: int, bandwidth_gb_s: float, latency_ns: float, options: dict[str, int]
 ) -> NetworkDim:
-    """One plane: the topology of the GPUs at the same place of each node.
+    """Returns one plane: the topology of the GPUs at the same place of each node.
 
     Where it has no switches, a link goes the whole way to a neighbour and has its share of the GPU's bandwidth; else
     the way to a neighbour takes two links.

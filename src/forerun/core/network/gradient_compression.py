@@ -31,7 +31,7 @@ class GradientCompression(CommunicationPattern):
     """A way to send gradients smaller than they are."""
 
     def check(self, plan: Plan) -> None:
-        """Raise ForerunError where ranks don't all-reduce the gradients of whole parameters."""
+        """Raises ForerunError where ranks don't all-reduce the gradients of whole parameters."""
         if not has_all_reduce(plan) or plan.zero_stage:
             raise ForerunError(
                 f"gradient_compression: with zero_stage {plan.zero_stage} gradients are reduce-scattered, and what is"
@@ -88,7 +88,7 @@ class PowerSgd(GradientCompression):
 
     @property
     def name(self) -> str:
-        """The name with the rank, and how many times fewer bytes are sent."""
+        """Returns the name with the rank, and how many times fewer bytes are sent."""
         return f"powersgd rank {self.rank} over {self.pattern.name} ({1 / self.share:.3g}x fewer bytes)"
 
     @property
@@ -110,8 +110,11 @@ class PowerSgd(GradientCompression):
         return self.pattern.as_nccl
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """The bytes of torch's hook: the error is added (3 passes over the bucket), a copy kept (2), P and Q read M (1
-        each), M is written (1), the new error is its difference to the copy (3); what is plain is copied twice."""
+        """Returns the seconds of torch's hook.
+
+        It adds the error (3 passes over the bucket), keeps a copy (2), reads M for P and for Q (1 each), writes M (1),
+        and takes its difference to the copy for the new error (3). Gradients that stay plain are copied twice.
+        """
         packed = (1 - self.plain) * size_bytes
         kernels = sum(wires.pass_s(times * size_bytes) for times in (3, 2, 3)) + 3 * wires.pass_s(packed)
         total: F64 = kernels + 2 * wires.pass_s(2 * self.plain * size_bytes) * (self.plain > 0)
@@ -135,7 +138,7 @@ class _Gathered(GradientCompression):
 
     @property
     def as_nccl(self) -> bool:
-        """NCCL's all-gather."""
+        """Returns NCCL's all-gather."""
         return True
 
     def gather_s(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
@@ -149,7 +152,7 @@ class Int8(_Gathered):
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """Returns the name in reports."""
         return "int8 gathered"
 
     def wire_share(self, ranks: int) -> float:
@@ -161,8 +164,11 @@ class Int8(_Gathered):
         return 0.0
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """Range (1 pass), scales gathered, quantized (1, and the bytes written), gathered; of each rank restored to the
-        full width and added to the sum (4)."""
+        """Returns the seconds of the kernels and of both gathers.
+
+        A rank finds the range (1 pass), gathers the scales, quantizes (1, and the bytes written) and gathers the
+        result. It restores the gradients of each rank to the full width and adds them to the sum (4).
+        """
         narrow = size_bytes / self.element_bytes
         compress = wires.pass_s(size_bytes) + wires.pass_s(size_bytes + narrow)
         scales = self.gather_s(0 * size_bytes + 2 * 4, group, wires)
@@ -179,7 +185,7 @@ class TopK(_Gathered):
 
     @property
     def name(self) -> str:
-        """The name with the share that is sent."""
+        """Returns the name with the share that is sent."""
         return f"top {self.density:.3g} of gradients gathered"
 
     def wire_share(self, ranks: int) -> float:
@@ -191,9 +197,12 @@ class TopK(_Gathered):
         return 1.0
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """What is left of earlier steps is added (3 passes) and magnitudes taken (2); torch.topk finds the threshold by
-        radix in digits of 8 bits, a pass for each, and collects what exceeds it (1); what is sent leaves the rest.
-        Places of all ranks are read, and their gradients added."""
+        """Returns the seconds of the kernels and of the exchange.
+
+        The kernels add what is left of earlier steps (3 passes) and take magnitudes (2). torch.topk finds the threshold
+        by radix in digits of 8 bits, a pass for each, and collects what exceeds it (1); what is sent leaves the rest.
+        At last the places of all ranks are read, and their gradients added.
+        """
         chosen = self.density * size_bytes
         wire = chosen * (1 + _INDEX_BYTES / self.element_bytes)
         select = wires.pass_s((3 + 2) * size_bytes) + self.element_bytes * wires.pass_s(size_bytes)

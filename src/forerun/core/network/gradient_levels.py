@@ -23,7 +23,7 @@ class BetweenNodes(GradientCompression):
 
     @property
     def name(self) -> str:
-        """The name of the method, and where it applies."""
+        """Returns the name of the method, and where it applies."""
         return f"{self.method.name} between nodes"
 
     @property
@@ -32,7 +32,7 @@ class BetweenNodes(GradientCompression):
         return self.method.as_nccl
 
     def check(self, plan: Plan) -> None:
-        """Raise ForerunError where the method doesn't go with `plan`, or all its ranks are in one node."""
+        """Raises ForerunError where the method doesn't go with `plan`, or all its ranks are in one node."""
         self.method.check(plan)
         if plan.dp <= self.ranks_per_node:
             raise ForerunError(f"gradient_compression: all {plan.dp} ranks are in one node; leave @nodes out")

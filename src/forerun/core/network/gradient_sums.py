@@ -43,12 +43,12 @@ class Summed8(GradientCompression):
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """Returns the name in reports."""
         return f"{self.kind} summed"
 
     @property
     def as_nccl(self) -> bool:
-        """NCCL's all-reduce."""
+        """Returns NCCL's all-reduce."""
         return True
 
     def wire_share(self, ranks: int) -> float:
@@ -60,7 +60,8 @@ class Summed8(GradientCompression):
         return 0.0
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """The range (1 pass) and its largest over all ranks, quantized (1, and the bytes written), summed, restored."""
+        """Returns the seconds to find the range (1 pass) and its largest over all ranks, quantize (1, and the bytes
+        written), sum, and restore."""
         narrow = size_bytes / self.element_bytes
         sums = Nccl().nccl_lines(group, wires)
         kernels = wires.pass_s(size_bytes) + 2 * wires.pass_s(size_bytes + narrow)
@@ -80,12 +81,12 @@ class OneBit(GradientCompression):
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """Returns the name in reports."""
         return "1-bit signs"
 
     @property
     def as_nccl(self) -> bool:
-        """NCCL's all-to-all and all-gather."""
+        """Returns NCCL's all-to-all and all-gather."""
         return True
 
     def wire_share(self, ranks: int) -> float:
@@ -97,8 +98,11 @@ class OneBit(GradientCompression):
         return 1.0 + 1.0 / ranks
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """The error is added (3 passes), the scale found (1), signs written (1), the new error kept (3). Of its own
-        part a rank reads the signs of all, writes their mean, and does the same again; then signs are restored."""
+        """Returns the seconds of the kernels and of both exchanges.
+
+        A rank adds the error (3 passes), finds the scale (1), writes signs (1) and keeps the new error (3). Of its own
+        part it reads the signs of all, writes their mean, and does the same again. At last all ranks restore the signs.
+        """
         bits, part = size_bytes / (8 * self.element_bytes), size_bytes / group.size
         at_worker = wires.pass_s(3 * size_bytes) + wires.pass_s(size_bytes) + wires.pass_s(size_bytes + bits)
         at_worker = at_worker + wires.pass_s(3 * size_bytes)

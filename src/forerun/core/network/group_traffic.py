@@ -43,7 +43,7 @@ class Layout:
 
     @classmethod
     def of(cls, group: CommGroup, n_ranks: int) -> Layout:
-        """The layout of `group` and its equals among `n_ranks`."""
+        """Returns the layout of `group` and its equals among `n_ranks`."""
         return cls(group.size, group.inner, group.ranks_per_node, group.borders, n_ranks)
 
     @property
@@ -51,19 +51,20 @@ class Layout:
         return self.size // self.per_node
 
     def members(self) -> I32:
-        """(groups, size): the ranks of each group, in their order."""
+        """Returns (groups, size): the ranks of each group, in their order."""
         blocks = max(1, self.n_ranks // (self.size * self.inner))
         base = np.arange(blocks)[:, None] * (self.size * self.inner) + np.arange(self.inner)
         return (base.reshape(-1, 1) + self.inner * np.arange(self.size)).astype(np.int32)
 
 
 def ring(layout: Layout, share: float) -> Iterator[Flows]:
-    """Rings through all ranks in order, one each way round with half of the bytes; `share` of the buffer in all."""
+    """Returns rings through all ranks in order, one each way round with half of the bytes; `share` of the buffer in
+    all."""
     yield _circles(layout.members(), share)
 
 
 def rails(layout: Layout, share: float, node_share: float) -> Iterator[Flows]:
-    """As many rings as a node has ranks, each through another one's NICs, and round the ranks of each node.
+    """Returns as many rings as a node has ranks, each through another one's NICs, and round the ranks of each node.
 
     `share` of the buffer goes out of a node over all rings, `node_share` along every hop inside.
     """
@@ -73,7 +74,7 @@ def rails(layout: Layout, share: float, node_share: float) -> Iterator[Flows]:
 
 
 def trees(layout: Layout, node_share: float) -> Iterator[Flows]:
-    """Double binary trees over the nodes, a pair for each rank of a node: an all-reduce up and down both.
+    """Yields double binary trees over the nodes, a pair for each rank of a node: an all-reduce up and down both.
 
     Each carries half of its bytes up and down; every rank but a tree's root has a parent. Inside a node as `rails`.
     """
@@ -93,7 +94,7 @@ def trees(layout: Layout, node_share: float) -> Iterator[Flows]:
 
 
 def direct(layout: Layout) -> Iterator[Flows]:
-    """Every rank sends a share of the buffer to every other one of its group.
+    """Returns flows in which every rank sends a share of the buffer to every other one of its group.
 
     Of groups with more than 128 others, 128 distances between ranks stand for all.
     """
@@ -109,7 +110,8 @@ def direct(layout: Layout) -> Iterator[Flows]:
 
 
 def hops(layout: Layout) -> Iterator[Flows]:
-    """Every rank sends to the next one: of its group, or of the pipeline over each of its borders."""
+    """Returns flows in which every rank sends to the next one: of its group, or of the pipeline over each of its
+    borders."""
     if layout.borders:
         stages = max(1, layout.n_ranks // layout.inner)
         stage = np.arange(layout.borders)[:, None] % stages
@@ -122,7 +124,7 @@ def hops(layout: Layout) -> Iterator[Flows]:
 
 
 def _circles(members: I32, share: float) -> Flows:
-    """Rings along the last axis, both ways round."""
+    """Returns rings along the last axis, both ways round."""
     following = np.roll(members, -1, axis=-1).ravel()
     here = members.ravel()
     ends = np.concatenate([here, following]), np.concatenate([following, here])
@@ -134,13 +136,14 @@ def _node_members(layout: Layout) -> I32:
 
 
 def _lanes(layout: Layout) -> I32:
-    """(lanes, nodes): ranks at the same place of each node of a group."""
+    """Returns (lanes, nodes): ranks at the same place of each node of a group."""
     by_node = layout.members().reshape(-1, layout.nodes, layout.per_node)
     return np.ascontiguousarray(by_node.transpose(0, 2, 1).reshape(-1, layout.nodes))
 
 
 def _parents(n: int) -> npt.NDArray[np.int64]:
-    """(n,): the parent of each node of a binary tree in which they are in order from left to right, -1 of node 0.
+    """Returns (n,): the parent of each node of a binary tree in which they are in order from left to right, -1 of node
+    0.
 
     With k trailing zeros, a node's parent differs in bit k and sets bit k + 1; where there is none of that number, it
     only lacks bit k (Sanders, Speck and Traeff, "Two-tree algorithms", 2009, as NCCL numbers its trees).
@@ -154,7 +157,7 @@ def _parents(n: int) -> npt.NDArray[np.int64]:
 
 
 def _shifts(size: int) -> list[int]:
-    """Distances between the ranks of a group: all of them, or 128 spread evenly but not regularly."""
+    """Returns distances between the ranks of a group: all of them, or 128 spread evenly but not regularly."""
     if size <= _MOST_SHIFTS + 1:
         return list(range(1, size))
     picked: dict[int, None] = {}

@@ -24,7 +24,7 @@ class Lines:
     s_per_byte: tuple[float, ...]
 
     def columns(self) -> tuple[list[float], list[float]]:
-        """Both columns, padded to N_LINES."""
+        """Returns both columns, padded to N_LINES."""
         missing = N_LINES - len(self.latency_s)
         return [*self.latency_s, *[inf] * missing], [*self.s_per_byte, *[0.0] * missing]
 

@@ -55,7 +55,7 @@ class Fabric:
     def load(
         self, flows: Iterable[Flows], node_size: int, near_cost: float, far_cost: float, watched: Watched = "all"
     ) -> Load:
-        """The load of `flows`, all sent at once.
+        """Returns the load of `flows`, all sent at once.
 
         Messages between ranks of a node of `node_size` take `near_cost` times as long as at the full rate of a link,
         others `far_cost` times. A link takes the sum of all that it carries, and links that carry only one sort work
@@ -83,7 +83,7 @@ class Fabric:
         return Load(max(apart, float(total[link])), near_latency, far_latency, busiest)
 
     def carried(self, flows: Iterable[Flows], node_size: int, far_cost: float) -> F64:
-        """(links,) seconds that each link transmits for a byte of the buffer of `flows`.
+        """Returns (links,) seconds that each link transmits for a byte of the buffer of `flows`.
 
         Messages between nodes of `node_size` take `far_cost` times as long as at the full rate of a link.
         """
@@ -104,7 +104,7 @@ class Fabric:
 
 @lru_cache(maxsize=8)
 def fabric_of(network: Network) -> Fabric:
-    """The links of `network`; the topology keeps its tables of routes."""
+    """Returns the links of `network`; the topology keeps its tables of routes."""
     topology = network.topology()
     links = topology.links()
     rate = np.asarray(bytes_per_ns(links.bandwidth_gbps, gib=network.gib)) * GIGA

@@ -105,7 +105,7 @@ def _small_only(trees: Algorithm) -> Algorithm:
 def collective_lines(
     kind: Collective, nodes: int, ranks_per_node: int, cluster: Cluster, measured: NodeCollectives | None
 ) -> Lines:
-    """Lines of one collective over `nodes` x `ranks_per_node` ranks of `cluster`."""
+    """Returns the lines of one collective over `nodes` x `ranks_per_node` ranks of `cluster`."""
     found = algorithms(kind, nodes, ranks_per_node, cluster, measured)
     if not found:
         return FREE
@@ -143,7 +143,7 @@ def node_constants(cluster: Cluster, measured: NodeCollectives | None) -> tuple[
 
 
 def node_op(kind: Collective, constants: NodeCollectives) -> NodeOp:
-    """The constants of one collective."""
+    """Returns the constants of one collective."""
     if kind == Collective.ALL_REDUCE:
         return constants.all_reduce
     if kind == Collective.REDUCE_SCATTER:
@@ -161,7 +161,8 @@ def hop_count(ranks: int) -> float:
 
 
 def measured_lines(kind: Collective, ranks: int, op: NodeOp, speed: float) -> Lines:
-    """Lines of a collective among `ranks` of a node, on links `speed` times as fast as those `op` was fitted to."""
+    """Returns the lines of a collective among `ranks` of a node, on links `speed` times as fast as those `op` was
+    fitted to."""
     r, hops = ranks - 1, hop_count(ranks)
     slope = passes(kind, ranks) * (r + op.kappa) / r / (speed * GIGA)
     first = op.a_us + op.h_us * hops
@@ -195,7 +196,7 @@ def node_switches(kind: Collective, ranks: int, cluster: Cluster) -> NodeSwitche
 
 
 def switch_lines(switches: NodeSwitches, ranks: int, bytes_per_s: float) -> Lines:
-    """Lines of an all-reduce that the switches of a node add, on links of `bytes_per_s`."""
+    """Returns the lines of an all-reduce that the switches of a node add, on links of `bytes_per_s`."""
     lines = switches.lines
     slopes = tuple(_switch_slope(line, switches, ranks, bytes_per_s) for line in lines)
     return Lines(tuple(line.latency_us * US for line in lines), slopes)
@@ -220,7 +221,7 @@ def _between_switches(nodes: int, ranks: int, cluster: Cluster, measured: NodeCo
 
 
 def _switch_trees(nodes: int, ranks: int, link: Link, inside: float) -> Algorithm:
-    """Trees between nodes whose switches take `inside` seconds per byte. Of two, each sends all bytes once."""
+    """Returns trees between nodes whose switches take `inside` seconds per byte. Of two, each sends all bytes once."""
     far, tree = 1.0 if nodes == 2 else TREE_PASSES, fabrics().in_switch.tree.of(nodes, link.kind)
     latency = tree.tree_us(nodes, 0.0, 0.0, _extra_hop_us(link))
     slope = slower(inside, far / _nics_bytes_per_s(link, ranks)) / tree.rate
@@ -228,7 +229,8 @@ def _switch_trees(nodes: int, ranks: int, link: Link, inside: float) -> Algorith
 
 
 def _fabric_switches(nodes: int, ranks: int, link: Link, inside: float, near: float) -> Algorithm:
-    """Switches between nodes that add; `inside` a node takes seconds per byte, and each GPU sends `near` of them."""
+    """Returns switches between nodes that add; `inside` a node takes seconds per byte, and each GPU sends `near` of
+    them."""
     fabric = fabrics().in_switch.fabric
     latency = fabric.base_us + fabric.net_hop_us + _extra_hop_us(link)
     slope = slower(inside, 1.0 / _nics_bytes_per_s(link, ranks)) / fabric.rate
@@ -239,7 +241,8 @@ def _fabric_switches(nodes: int, ranks: int, link: Link, inside: float, near: fl
 
 
 def outer_link(cluster: Cluster, nodes: int) -> Link:
-    """The innermost link between nodes that joins at least `nodes` of them. Raises ForerunError where there is none."""
+    """Returns the innermost link between nodes that joins at least `nodes` of them. Raises ForerunError where there is
+    none."""
     reach = 1
     for link in cluster.links[1:]:
         reach *= link.size
@@ -252,7 +255,7 @@ def outer_link(cluster: Cluster, nodes: int) -> Link:
 
 
 def wire_efficiency(link: Link) -> float:
-    """The share of a link's rate between nodes that large transfers sustain."""
+    """Returns the share of a link's rate between nodes that large transfers sustain."""
     return fabrics().efficiency.get(link.kind, fabrics().efficiency_other)
 
 
@@ -271,7 +274,7 @@ def _extra_hop_us(link: Link) -> float:
 
 
 def slower(*times: float) -> float:
-    """Smooth maximum: the slower of resources that work side by side."""
+    """Returns a smooth maximum: the slower of resources that work side by side."""
     worst = max(times)
     total: float = sum((t / worst) ** _SLOWER for t in times) ** (1 / _SLOWER)
     return worst * total
@@ -289,7 +292,7 @@ def _node_slope(
 
 
 def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
-    """Rings through all ranks of several nodes, each in and out of a node over another GPU's NIC.
+    """Returns rings through all ranks of several nodes, each in and out of a node over another GPU's NIC.
 
     Over every hop goes what one of n ranks passes on, (n - 1) / n of the buffer, whether it leaves a node or not.
     """
@@ -303,7 +306,8 @@ def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measu
 
 
 def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
-    """An all-reduce in double binary trees over several nodes: 2 of the buffer go through the NICs of a node."""
+    """Returns an all-reduce in double binary trees over several nodes: 2 of the buffer go through the NICs of a
+    node."""
     link = outer_link(cluster, nodes)
     around = passes(Collective.ALL_REDUCE, nodes * ranks)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, around, cluster, measured)
@@ -314,7 +318,8 @@ def tree_lines(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectiv
 
 
 def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
-    """Each rank sends a share of its buffer to every other: over its own NIC to those of other nodes."""
+    """Returns the lines of an all-to-all. Each rank sends a share of its buffer to every other: over its own NIC to
+    those of other nodes."""
     link, (near, far) = outer_link(cluster, nodes), exchanged(nodes, ranks)
     node_slope = _node_slope(Collective.ALL_TO_ALL, ranks, near, cluster, measured)
     exchange = fabrics().all_to_all
@@ -323,7 +328,7 @@ def _all_to_all(nodes: int, ranks: int, cluster: Cluster, measured: NodeCollecti
 
 
 def _neighbours(cluster: Cluster, link: Link) -> Lines:
-    """A transfer over one GPU's share of the NICs."""
+    """Returns a transfer over one GPU's share of the NICs."""
     wire, extra = _wire_bytes_per_s(link), _extra_hop_us(link)
     first, *_, last = (p.on(link.kind) for p in fabrics().ring)
     latency = tuple((p.base_us + p.net_hop_us + p.crossings * extra) * US for p in (first, last))

@@ -67,11 +67,12 @@ class NetworkDim:
         return self.build().n_npus
 
     def build(self) -> Topology:
-        """One instance of the dimension."""
+        """Returns one instance of the dimension."""
         return make(self.topology, self.sizes, self.bandwidth_gbps, self.latency_ns, **dict(self.options))
 
     def scaled(self, bandwidth: float = 1.0, latency: float = 1.0) -> NetworkDim:
-        """The same with so many times the bandwidth and latency of every link, also of those that options name."""
+        """Returns the same with so many times the bandwidth and latency of every link, also of those that options
+        name."""
         options = []
         for name, value in self.options:
             by = bandwidth if name.endswith("bandwidth_gbps") else latency if name.endswith("latency_ns") else None
@@ -99,11 +100,11 @@ class Network:
         return tuple(accumulate((dim.n_npus for dim in self.dims[:-1]), mul, initial=1))
 
     def dim_topology(self, d: int) -> Topology:
-        """One instance of dimension `d`."""
+        """Returns one instance of dimension `d`."""
         return self.dims[d].build()
 
     def topology(self) -> Topology:
-        """All dimensions together."""
+        """Returns all dimensions together."""
         parts = tuple(dim.build() for dim in self.dims)
         return parts[0] if len(parts) == 1 else Stacked(parts)
 
@@ -122,7 +123,7 @@ class Network:
 
 
 def bytes_per_ns(bandwidth_gbps: Any, *, gib: bool) -> Any:
-    """GB/s, of 2**30 bytes or of 10**9, as bytes/ns (a number or an array).
+    """Returns GB/s, of 2**30 bytes or of 10**9, as bytes/ns (a number or an array).
 
     The order of the operations is that of astra-network-analytical's `bw_GBps_to_Bpns`.
     """
@@ -130,7 +131,7 @@ def bytes_per_ns(bandwidth_gbps: Any, *, gib: bool) -> Any:
 
 
 def read_network(path: str | Path) -> Network:
-    """The network in a file.
+    """Returns the network in a file.
 
     Raises:
         ForerunError: it can't be read, lacks a key, or a value makes no sense.
@@ -139,7 +140,7 @@ def read_network(path: str | Path) -> Network:
 
 
 def network_from(data: Mapping[str, Any], place: str) -> Network:
-    """The network in the mapping of a file; `place` names it in errors.
+    """Returns the network in the mapping of a file; `place` names it in errors.
 
     Raises:
         ForerunError: a key is missing, or a value makes no sense.
@@ -168,7 +169,7 @@ def network_from(data: Mapping[str, Any], place: str) -> Network:
 
 
 def _network_of_cluster(data: Mapping[str, Any], place: str) -> Network:
-    """The network of a cluster that a file names."""
+    """Returns the network of a cluster that a file names."""
     n_gpus = data.get("gpus")
     if data.keys() - {"cluster", "gpus", "bandwidth_unit"} or not isinstance(data["cluster"], str):
         raise ForerunError(f"{place}: a network of a cluster has the keys cluster (a preset or a file) and gpus")
@@ -188,7 +189,7 @@ def parse_topology(
     *,
     gib: bool = False,
 ) -> Network:
-    """The network that `text` describes (see the module).
+    """Returns the network that `text` describes (see the module).
 
     `bandwidth` (GB/s) and `latency` (ns), one for all dimensions or one for each, hold for the dimensions that do not
     name theirs. `gib` is the unit of bandwidths without one.
@@ -253,7 +254,7 @@ def _sizes(value: Any, name: str, where: str) -> tuple[int, ...]:
 
 
 def _int(value: Any) -> Any:
-    """A whole number, also from text; anything else as it is."""
+    """Returns a whole number, also from text; anything else as it is."""
     return int(value) if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value) else value
 
 

@@ -13,7 +13,7 @@ _MESHED = frozenset({"infinity-fabric"})
 
 
 def cluster_dimensions(cluster: Cluster, n_gpus: int) -> list[Dimension]:
-    """The dimensions, inside out, that join `n_gpus` GPUs of `cluster`.
+    """Returns the dimensions, inside out, that join `n_gpus` GPUs of `cluster`.
 
     A level behind switches is a Switch with the GPU's share of it as bandwidth, and half the latency of a hop between
     GPUs on each of its two links. A mesh is FullyConnected: its links share the GPU's bandwidth.
@@ -37,7 +37,7 @@ def cluster_dimensions(cluster: Cluster, n_gpus: int) -> list[Dimension]:
 
 
 def link_dimension(link: Link, size: int) -> Dimension:
-    """The dimension that joins `size` members by `link`."""
+    """Returns the dimension that joins `size` members by `link`."""
     if link.kind in _MESHED:
         return "FullyConnected", size, link.bytes_per_s / 1e9 / (size - 1), link.latency_s * 1e9
     return "Switch", size, link.bytes_per_s / 1e9, link.latency_s * 1e9 / 2

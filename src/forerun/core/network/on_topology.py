@@ -59,7 +59,7 @@ _FASTER = 0.9
 
 
 def load_network(source: Network | str | Path) -> Network:
-    """The network of a file or of a line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`.
+    """Returns the network of a file or of a line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`.
 
     Bandwidths are in GB/s of 10**9 bytes unless a file's `bandwidth_unit` or the text says otherwise.
 
@@ -75,13 +75,14 @@ def load_network(source: Network | str | Path) -> Network:
 
 
 def network_of(cluster: Cluster, source: Network | str | Path | None) -> Network | None:
-    """The network to communicate over: `source`, or what the cluster's file names; None for the cluster's own links."""
+    """Returns the network to communicate over: `source`, or what the cluster's file names; None for the cluster's own
+    links."""
     chosen = cluster.network if source is None else source
     return None if chosen is None else load_network(chosen)
 
 
 def check_size(network: Network, n_gpus: int) -> None:
-    """Raise ForerunError if `network` has fewer NPUs than the run has GPUs; of one with more the first are used."""
+    """Raises ForerunError if `network` has fewer NPUs than the run has GPUs; of one with more the first are used."""
     if network.n_npus < n_gpus:
         raise ForerunError(
             f"the network joins {network.n_npus:,} NPUs ({describe(network)}), the run has {n_gpus:,} GPUs;"
@@ -90,7 +91,7 @@ def check_size(network: Network, n_gpus: int) -> None:
 
 
 def describe(network: Network) -> str:
-    """Dimensions from the inside out: `Switch 8 at 450 GB/s, FatTree 16 at 50 GB/s`."""
+    """Returns dimensions from the inside out: `Switch 8 at 450 GB/s, FatTree 16 at 50 GB/s`."""
     unit = "GiB/s" if network.gib else "GB/s"
     return ", ".join(f"{dim.build()} at {dim.bandwidth_gbps:g} {unit}" for dim in network.dims)
 
@@ -126,7 +127,7 @@ class OnTopology:
     measured: NodeCollectives | None
 
     def lines(self, kind: Collective, group: CommGroup) -> Lines:
-        """Lines of a collective in `group` and all its equals at once.
+        """Returns the lines of a collective in `group` and all its equals at once.
 
         Raises:
             ForerunError: the network has too few NPUs.
@@ -137,7 +138,7 @@ class OnTopology:
         return Lines(tuple(way.latency_s for way in found), tuple(way.s_per_byte for way in found))
 
     def busiest_link(self, kind: Collective, group: CommGroup, size_bytes: float) -> Busiest:
-        """The link that limits a collective of `size_bytes` over more than one rank."""
+        """Returns the link that limits a collective of `size_bytes` over more than one rank."""
         return self.way(kind, group, size_bytes).busiest
 
     def way(self, kind: Collective, group: CommGroup, size_bytes: float) -> Way:
@@ -145,7 +146,8 @@ class OnTopology:
         return min(self.ways(kind, group), key=lambda way: way.latency_s + way.s_per_byte * size_bytes)
 
     def carried(self, kind: Collective, group: CommGroup, way: Way) -> F64:
-        """(links,) seconds that each link of the network transmits for a byte of a collective, at the rate it sustains.
+        """Returns (links,) seconds that each link of the network transmits for a byte of a collective, at the rate it
+        sustains.
 
         Of `group` and all its equals at once, run as `way` says.
         """
@@ -254,7 +256,7 @@ def sharing(op: NodeOp, ranks: int) -> float:
 
 
 def _efficiency(cluster: Cluster) -> float:
-    """`nccl.wire_efficiency` of what joins the nodes of `cluster`."""
+    """Returns `nccl.wire_efficiency` of what joins the nodes of `cluster`."""
     if len(cluster.links) > 1:
         return wire_efficiency(cluster.links[-1])
     return fabrics().efficiency_other
@@ -289,7 +291,7 @@ class _Loads:
 
     @property
     def fabric(self) -> str:
-        """The kind of the links that join the nodes of the cluster."""
+        """Returns the kind of the links that join the nodes of the cluster."""
         return self.cluster.links[-1].kind if len(self.cluster.links) > 1 else ""
 
     def added_in_nodes(self, kind: Collective) -> NodeSwitches | None:

@@ -46,12 +46,12 @@ class Wires:
 
     @property
     def node_size(self) -> int:
-        """The number of GPUs of a node."""
+        """Returns the number of GPUs of a node."""
         return max(1, self.cluster.node_size)
 
     @property
     def fabric(self) -> Fabric:
-        """Everything that a message goes over: the topology, or the cluster's links as switches."""
+        """Returns everything that a message goes over: the topology, or the cluster's links as switches."""
         return fabric_of(self.network or _links_as_network(self.cluster, self.n_gpus))
 
     def pass_s(self, size_bytes: F64) -> F64:
@@ -61,7 +61,7 @@ class Wires:
 
 @lru_cache(maxsize=256)
 def _links_as_network(cluster: Cluster, n_gpus: int) -> Network:
-    """The link levels of `cluster` as dimensions that join at least `n_gpus` GPUs, in whole domains."""
+    """Returns the link levels of `cluster` as dimensions that join at least `n_gpus` GPUs, in whole domains."""
     dims, left = [], n_gpus
     for link in cluster.links:
         size = min(link.size or left, left)
@@ -80,11 +80,12 @@ class CommunicationPattern(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name that reports show."""
+        """Returns the name that reports show."""
 
     @property
     def zero_stage(self) -> int:
-        """`Plan.zero_stage` that the pattern means: whoever makes a plan from its name raises the plan's to it."""
+        """Returns the `Plan.zero_stage` that the pattern means: whoever makes a plan from its name raises the plan's to
+        it."""
         return 0
 
     @property
@@ -107,14 +108,14 @@ class CommunicationPattern(ABC):
         """
 
     def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
-        """The link of a topology that gradients of `size_bytes` use most, None where the pattern doesn't know.
+        """Returns the link of a topology that gradients of `size_bytes` use most, None where the pattern doesn't know.
 
         Its seconds are those of a byte of the gradients, for all that the pattern sends over it.
         """
         return None
 
     def check(self, plan: Plan) -> None:
-        """Raise ForerunError where `plan` has no all-reduce of gradients that the pattern could run."""
+        """Raises ForerunError where `plan` has no all-reduce of gradients that the pattern could run."""
         if not (self.zero_stage or self.everything or has_all_reduce(plan)):
             raise ForerunError(
                 f"communication_pattern {self.name}: with zero_stage {plan.zero_stage} gradients are reduce-scattered"

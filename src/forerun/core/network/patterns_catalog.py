@@ -43,7 +43,7 @@ Own = CommunicationPattern | type[CommunicationPattern] | Callable[[float, int],
 def pattern_of(
     given: str | Mapping[str, Any] | Own | None, place: str = "communication_pattern"
 ) -> CommunicationPattern | None:
-    """The pattern that `given` means; None for NCCL's own choice.
+    """Returns the pattern that `given` means; None for NCCL's own choice.
 
     `given` is a name of `PATTERNS`, one's own (a pattern, a subclass that needs no arguments, or a function of bytes
     and ranks that returns seconds), or one of these as `{name: ..., **OPTIONS}`. `place` names the key in errors.

@@ -80,7 +80,7 @@ class CollectivePattern(CommunicationPattern):
 
     @abstractmethod
     def textbook(self, layout: Layout, wires: Wires, rates: AlphaBeta) -> list[tuple[float, float]]:
-        """(latency, seconds per byte) of each way with textbook rates."""
+        """Returns (latency, seconds per byte) of each way with textbook rates."""
 
 
 @lru_cache(maxsize=1 << 12)
@@ -89,7 +89,7 @@ def _textbook(pattern: CollectivePattern, layout: Layout, wires: Wires) -> list[
 
 
 def _ring_round(layout: Layout, wires: Wires, rates: AlphaBeta) -> tuple[float, float]:
-    """A reduce-scatter or an all-gather in a ring."""
+    """Returns a reduce-scatter or an all-gather in a ring."""
     return ring_line(layout, passes(Collective.ALL_GATHER, layout.size), wires.fabric, wires.node_size, rates)
 
 
@@ -250,7 +250,7 @@ class Compressed(CommunicationPattern):
     """how often the gradients are read to compress them, and written to have them back"""
 
     def __post_init__(self) -> None:
-        """Raise ForerunError for a ratio below 1 or less than no pass."""
+        """Raises ForerunError for a ratio below 1 or less than no pass."""
         if not 1 <= self.ratio < float("inf") or not 0 <= self.passes < float("inf"):
             raise ForerunError(
                 f"gradient compression: ratio {self.ratio:g} has to be 1 or more, passes {self.passes:g} 0 or more"
@@ -283,7 +283,7 @@ class Compressed(CommunicationPattern):
         return None if link is None else replace(link, s_per_byte=link.s_per_byte / self.ratio)
 
     def check(self, plan: Plan) -> None:
-        """Raise ForerunError where nothing that could be compressed is all-reduced."""
+        """Raises ForerunError where nothing that could be compressed is all-reduced."""
         self.pattern.check(plan)
         if not has_all_reduce(plan):
             raise ForerunError(

@@ -199,7 +199,7 @@ class ParameterServer(MessagePattern):
     rates: AlphaBeta | None = None
 
     def __post_init__(self) -> None:
-        """Raise ForerunError for less than one server."""
+        """Raises ForerunError for less than one server."""
         if isinstance(self.servers, bool) or not isinstance(self.servers, int) or self.servers < 1:
             raise ForerunError(
                 f"parameter_server: servers is {self.servers!r}, it has to be a whole number of at least 1"

@@ -205,7 +205,7 @@ class OpTable:
 
     @property
     def work(self) -> I64:
-        """The resource that each op uses, a `Work`, (n_ops,)."""
+        """Returns the resource that each op uses, a `Work`, (n_ops,)."""
         return WORK[self.kind]
 
     @property

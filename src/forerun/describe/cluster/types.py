@@ -109,7 +109,7 @@ class Cluster:
 
     @property
     def node_size(self) -> int:
-        """The number of GPUs in one innermost (NVLink or PCIe) domain."""
+        """Returns the number of GPUs in one innermost (NVLink or PCIe) domain."""
         return self.links[0].size
 
     def with_outermost_link(self, factor: float) -> Cluster:
@@ -119,7 +119,7 @@ class Cluster:
 
     @property
     def max_gpus(self) -> int | None:
-        """The number of GPUs that the links join; None where the outermost link joins as many as there are."""
+        """Returns the number of GPUs that the links join; None where the outermost link joins as many as there are."""
         sizes = [link.size for link in self.links]
         return None if 0 in sizes else prod(sizes)
 

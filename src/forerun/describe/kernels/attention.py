@@ -90,7 +90,7 @@ class AttentionKernel:
 
     @property
     def is_torchs_choice(self) -> bool:
-        """Whether it stands for the kernel that PyTorch chooses: its FlashAttention, or the one that is activated."""
+        """Returns whether it stands for the kernel that PyTorch chooses: its FlashAttention, or the activated one."""
         return self.names.get("sdp_backend") == "any"
 
     def rate_on(self, architecture: str) -> KernelRate:

@@ -39,7 +39,7 @@ class Blocks:
 
     @property
     def element_bytes(self) -> float:
-        """The bytes of an element with its share of the scale."""
+        """Returns the bytes of an element with its share of the scale."""
         return 1 + self.scale_bytes / self.elements
 
 
@@ -165,7 +165,8 @@ class Optimizer:
 
     @property
     def state_tensors(self) -> int:
-        """The number of tensors that the optimizer keeps for each parameter, for a matrix where those differ."""
+        """Returns the number of tensors that the optimizer keeps for each parameter, for a matrix where those
+        differ."""
         own = self.matrices
         return self.elements.tensors if own is None else own.tensors + 2 * (own.sides + own.squares)
 

@@ -110,7 +110,7 @@ def _layered_row(model: LayeredModel) -> ModelRow:
 
 
 def _may_be_preset(name: str) -> bool:
-    """Whether a text looks like a name, so that the presets have to be read to tell."""
+    """Returns whether a text looks like a name, so that the presets have to be read to tell."""
     return "/" not in name and Path(name).suffix not in _SUFFIXES
 
 

@@ -131,7 +131,7 @@ class Norm(Layer):
 
     @property
     def batch(self) -> bool:
-        """Whether this is batch norm, which takes its statistics over the batch."""
+        """Returns whether this is batch norm, which takes its statistics over the batch."""
         return self.layer_type == "norm" and len(self.input_shape) == 3
 
     def forward(self, samples: int) -> Sequence[Traffic]:

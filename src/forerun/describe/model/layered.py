@@ -40,7 +40,7 @@ class Matmul:
 
     @property
     def flops(self) -> float:
-        """The stated FLOPs, or 2 m n k for each group."""
+        """Returns the stated FLOPs, or 2 m n k for each group."""
         return self.stated_flops or 2.0 * self.m * self.n * self.k * self.groups
 
 
@@ -57,8 +57,8 @@ class Attention:
 
     @property
     def flops(self) -> float:
-        """4 s s h for each sample, of s tokens and h = heads x head size; the backward kernel has 2.5 times as many
-        (FlashAttention-2, arXiv 2307.08691, section 4.1)."""
+        """Returns 4 s s h for each sample, of s tokens and h = heads x head size; the backward kernel has 2.5 times as
+        many (FlashAttention-2, arXiv 2307.08691, section 4.1)."""
         pairs = self.seq * self.seq * (0.5 if self.causal else 1.0)
         return 4.0 * self.samples * self.heads * pairs * self.head_dim * (2.5 if self.backward else 1.0)
 
@@ -125,27 +125,27 @@ class Layer:
 
     @property
     def input_elements(self) -> int:
-        """The number of elements in the input of one sample."""
+        """Returns the number of elements in the input of one sample."""
         return prod(self.input_shape)
 
     @property
     def output_elements(self) -> int:
-        """The number of elements in the output of one sample."""
+        """Returns the number of elements in the output of one sample."""
         return prod(self.output_shape)
 
     @property
     def num_parameters(self) -> int:
-        """Elements of all parameters."""
+        """Returns the elements of all parameters."""
         return sum(self.parameters)
 
     @property
     def forward_flops(self) -> float:
-        """The FLOPs of the forward pass of one sample, 2 for each multiply-add."""
+        """Returns the FLOPs of the forward pass of one sample, 2 for each multiply-add."""
         return self.counted_flops[0] if self.counted_flops else sum(kernel.flops for kernel in self.forward(1))
 
     @property
     def backward_flops(self) -> float:
-        """The FLOPs of both gradients for one sample."""
+        """Returns the FLOPs of both gradients for one sample."""
         return self.gradient_flops(of_input=True)
 
     def gradient_flops(self, of_input: bool) -> float:
@@ -254,28 +254,28 @@ class LayeredModel:
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all parameters."""
+        """Returns the elements of all parameters."""
         return sum(layer.num_parameters for layer in self.layers)
 
     @property
     def forward_flops(self) -> float:
-        """The FLOPs of one sample's forward pass, 2 for each multiply-add."""
+        """Returns the FLOPs of one sample's forward pass, 2 for each multiply-add."""
         return sum(layer.forward_flops for layer in self.layers)
 
     @property
     def backward_flops(self) -> float:
-        """The FLOPs of one sample's backward pass, which makes no gradient of the sample itself."""
+        """Returns the FLOPs of one sample's backward pass, which makes no gradient of the sample itself."""
         pairs = zip(self.layers, self.input_gradients, strict=True)
         return sum(layer.gradient_flops(wanted) for layer, wanted in pairs)
 
     @property
     def flops_per_sample(self) -> float:
-        """The FLOPs of one sample's forward and backward passes."""
+        """Returns the FLOPs of one sample's forward and backward passes."""
         return self.forward_flops + self.backward_flops
 
     @cached_property
     def input_gradients(self) -> tuple[bool, ...]:
-        """Whether each layer makes the gradient of its input: only where a layer before it has parameters."""
+        """Returns whether each layer makes the gradient of its input: only where a layer before it has parameters."""
         differentiable = {INPUT: False}
         wanted = []
         for number, layer in enumerate(self.layers):

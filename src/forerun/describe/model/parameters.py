@@ -140,7 +140,8 @@ def own_kv(spec: ModelSpec) -> int:
 
 
 def _latent_attention(spec: ModelSpec, mla: MLASpec) -> int:
-    """DeepSeek-V2 (arXiv 2405.04434), section 2.1: queries and keys/values through low-rank projections.
+    """Returns the parameters of section 2.1 of DeepSeek-V2 (arXiv 2405.04434): queries and keys/values through low-rank
+    projections.
 
     A bias, where there is one, sits on the projections from the hidden state and on the output, as in the family's
     published code.
@@ -157,7 +158,7 @@ def _latent_attention(spec: ModelSpec, mla: MLASpec) -> int:
 
 
 def _indexer(spec: ModelSpec, indexer: IndexerSpec) -> int:
-    """Queries from the latent query, one key for all heads with a LayerNorm, and a weight for each head."""
+    """Returns queries from the latent query, one key for all heads with a LayerNorm, and a weight for each head."""
     rank = (spec.mla.q_lora_rank if spec.mla else None) or spec.hidden
     width = indexer.head_dim
     return rank * indexer.heads * width + spec.hidden * width + 2 * width + spec.hidden * indexer.heads

@@ -45,7 +45,7 @@ class ScanSpec:
 
     @property
     def out_width(self) -> int:
-        """The width that the product of the output reads."""
+        """Returns the width that the product of the output reads."""
         return self.heads * self.value_dim
 
     def parameters(self, hidden: int) -> int:

@@ -220,32 +220,32 @@ class ModelSpec:
 
     @property
     def value_dim(self) -> int:
-        """The width of a head of values."""
+        """Returns the width of a head of values."""
         return self.mla.v_head_dim if self.mla else self.v_head_dim or self.head_dim
 
     @property
     def gated_mlp(self) -> bool:
-        """Whether the feed-forward has three matrices (gate, up, down) instead of two."""
+        """Returns whether the feed-forward has three matrices (gate, up, down) instead of two."""
         return self.mlp in ("swiglu", "geglu")
 
     @property
     def has_feed_forward(self) -> bool:
-        """Whether a layer has a feed-forward, dense or of experts."""
+        """Returns whether a layer has a feed-forward, dense or of experts."""
         return self.ffn_hidden > 0 or self.moe is not None
 
     @property
     def has_mixer(self) -> bool:
-        """Whether a layer has an attention or a recurrence."""
+        """Returns whether a layer has an attention or a recurrence."""
         return self.n_heads > 0 or self.scan is not None
 
     @property
     def kinds(self) -> tuple[ModelSpec, ...]:
-        """The distinct layers, each as a model of this one layer, in the order in which they first occur."""
+        """Returns the distinct layers, each as a model of this one layer, in the order in which they first occur."""
         return _layers_of(self)[0]
 
     @property
     def kind_of_layer(self) -> tuple[int, ...]:
-        """The place in `kinds` of every layer."""
+        """Returns the place in `kinds` of every layer."""
         return _layers_of(self)[1]
 
     def layer(self, layer: int) -> ModelSpec:

@@ -24,7 +24,7 @@ class ValueColumn:
     """Values of n plans that are not numbers: rules compare them and look them up."""
 
     def __init__(self, codes: npt.NDArray[Any], values: Sequence[Any]) -> None:
-        """`codes` (n,) holds the index in `values` of each plan's value."""
+        """Makes a column. `codes` (n,) holds the index in `values` of each plan's value."""
         self.codes, self.values = codes, values
 
     def each(self) -> Iterator[tuple[Any, Mask]]:

@@ -75,7 +75,7 @@ _MICROSCALING = ("mxfp8", "nvfp4")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a plan cannot run: the rule in general words, and the reason with the plan's own numbers."""
+    """Says why a plan cannot run: the rule in general words, and the reason with the plan's own numbers."""
 
     rule: str
     reason: str

@@ -1,4 +1,4 @@
-"""How plans split experts over ranks, and overlap their exchanges: what of it can't run, and why."""
+"""Holds the rules of how plans split experts over ranks and overlap their exchanges: what can't run, and why."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one optimizer step is parallelised and run.
+    """Describes how one optimizer step is parallelised and run.
 
     The world has dp_replicate x dp_shard x cp x tp x pp ranks. Experts have a mesh of their own over the ranks of
     tp x cp x dp_shard: the innermost `etp` of them split each expert, the next `ep` have different experts, and the
@@ -231,7 +231,7 @@ class Plan:
 
     @property
     def compiles_layers(self) -> bool:
-        """Whether torch.compile covers the layers."""
+        """Returns whether torch.compile covers the layers."""
         return self.compile and self.compile_model
 
     @property
@@ -240,39 +240,40 @@ class Plan:
 
     @property
     def dp(self) -> int:
-        """The data-parallel degree: ranks that see different samples."""
+        """Returns the data-parallel degree: ranks that see different samples."""
         return self.dp_replicate * self.dp_shard
 
     @property
     def fsdp(self) -> int:
-        """The ranks over which state is sharded; context-parallel ranks hold the same weights, so they count."""
+        """Returns the ranks over which state is sharded; context-parallel ranks hold the same weights, so they
+        count."""
         return self.dp_shard * self.cp
 
     @property
     def state_ranks(self) -> int:
-        """The ranks that share one model state: those of `fsdp`, of all copies of a stage."""
+        """Returns the ranks that share one model state: those of `fsdp`, of all copies of a stage."""
         return self.fsdp * self.stage_copies
 
     @property
     def expert_ranks(self) -> int:
-        """The ranks that share the state of an expert; 1 where no state is shared."""
+        """Returns the ranks that share the state of an expert; 1 where no state is shared."""
         around = 1 + self.experts_apart * (self.tp - 1)
         shared = self.state_ranks * around // (self.ep * self.etp)
         return 1 + (self.fsdp > 1) * (shared - 1)
 
     @property
     def experts_apart(self) -> bool:
-        """Whether experts have a mesh of their own. Without one, the ranks of `fsdp` share their state."""
+        """Returns whether experts have a mesh of their own. Without one, the ranks of `fsdp` share their state."""
         return (self.ep > 1) | (self.etp > 1)
 
     @property
     def global_batch(self) -> int:
-        """The sequences of an optimizer step."""
+        """Returns the sequences of an optimizer step."""
         return self.micro_batch * self.n_microbatches * self.dp
 
     @property
     def documents(self) -> tuple[int, ...]:
-        """The tokens of each document of a sequence; the last one may be cut short."""
+        """Returns the tokens of each document of a sequence; the last one may be cut short."""
         if not self.document_lengths:
             return (self.seq_len,)
         found, left = [], self.seq_len
@@ -285,7 +286,7 @@ class Plan:
 
     @property
     def mesh_axes(self) -> tuple[str, ...]:
-        """The axes of the mesh, innermost first."""
+        """Returns the axes of the mesh, innermost first."""
         return tuple(self.mesh_order.split("-"))
 
     @property
@@ -298,13 +299,13 @@ class Plan:
 
     @property
     def distinct_stages(self) -> int:
-        """The stages that a model is cut into."""
+        """Returns the stages that a model is cut into."""
         return self.n_stages // self.stage_copies
 
     @property
     def stage_copies(self) -> int:
-        """The number of ranks of a pipeline that hold the same stage: two in DualPipe, where micro batches enter at
-        both ends."""
+        """Returns the number of ranks of a pipeline that hold the same stage: two in DualPipe, where micro batches
+        enter at both ends."""
         both_ends = (self.pp_schedule == "DualPipe") & (self.pp > 1)
         return 1 + both_ends
 
@@ -363,7 +364,7 @@ class Plan:
 
     @property
     def sharding(self) -> str:
-        """What data parallelism does with the state of a model: DDP, ZeRO-1, ZeRO-2, FSDP, or HSDP, which shards among
+        """Names what data parallelism does with a model's state: DDP, ZeRO-1, ZeRO-2, FSDP, or HSDP, which shards among
         some ranks and replicates over the others."""
         if not self.shards_optimizer:
             return "DDP"

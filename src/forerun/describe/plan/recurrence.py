@@ -1,4 +1,4 @@
-"""How plans split recurrences: over tp by heads, and over cp not at all, as a state goes from token to token."""
+"""Splits recurrences over ranks: over tp by heads, and over cp not at all, as a state goes from token to token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How evenly a router spreads tokens over experts, and what that means for the ranks that hold them."""
+"""Models how evenly a router spreads tokens over experts, and what that means for the ranks that hold them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How plans train: adapters, a reference model, the loss in chunks, optimizers of matrices; what can't run, and why."""
+"""Holds the rules of training: adapters, a reference model, a chunked loss, matrix optimizers; what can't run, why."""
 
 from __future__ import annotations
 

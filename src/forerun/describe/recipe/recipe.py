@@ -13,7 +13,7 @@ from forerun.describe.plan.complete import REST
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a recipe says. What it leaves to the tool has the value that the tool takes then."""
+    """Holds what a recipe says. A setting that the recipe leaves to the tool has the tool's own value."""
 
     place: str
     """the file, as the user named it"""

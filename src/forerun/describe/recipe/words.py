@@ -1,4 +1,4 @@
-"""What each tool calls the fields of a plan and of a model; launch files are written and recipes are read with it."""
+"""Knows what each tool calls the fields of a plan and a model; launch files and recipes are translated with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forerun.describe.kernels.optimizers import optimizer_names
 
 @dataclass(frozen=True)
 class ToolWords:
-    """What a tool calls the values of a plan, and what it does without a setting."""
+    """Holds what a tool calls the values of a plan, and what it does without a setting."""
 
     title: str
     words: Mapping[str, Mapping[Any, Any]]

@@ -64,7 +64,7 @@ class SearchSpace:
 
     @property
     def all_schedules(self) -> tuple[tuple[Schedule, int], ...]:
-        """All pipeline schedules of the framework, each with its virtual stages."""
+        """Returns all pipeline schedules of the framework, each with its virtual stages."""
         return self.schedules + self.more_schedules
 
 
@@ -350,7 +350,7 @@ class Stack:
 
     @property
     def selective_policy(self) -> SelectivePolicy:
-        """The framework's default policy of selective checkpointing."""
+        """Returns the framework's default policy of selective checkpointing."""
         return self.recomputes[0]
 
 

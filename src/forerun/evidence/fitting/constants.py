@@ -70,12 +70,12 @@ class Constant:
 
     @property
     def name(self) -> str:
-        """The quantity and the first place that has it."""
+        """Returns the quantity and the first place that has it."""
         return f"{self.what} of {self.of[0]}"
 
     @property
     def shipped(self) -> float:
-        """The present value in Forerun's files."""
+        """Returns the present value in Forerun's files."""
         return shipped_value(self.what, self.of[0])
 
 

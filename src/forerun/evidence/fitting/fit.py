@@ -37,7 +37,7 @@ class FittedConstant:
 
     @property
     def rows(self) -> int:
-        """The number of steps that inform it."""
+        """Returns the number of steps that inform it."""
         return sum(self.rows_of.values())
 
 

@@ -26,7 +26,7 @@ class Priors:
 
     @property
     def mean(self) -> F64:
-        """The x that satisfies the priors exactly, (n,)."""
+        """Returns the x that satisfies the priors exactly, (n,)."""
         return np.asarray(np.linalg.solve(self.lines, self.values), np.float64)
 
 
@@ -40,7 +40,7 @@ class Solution:
 
     @property
     def sigma(self) -> F64:
-        """Standard deviations of `x`, (n,)."""
+        """Returns the standard deviations of `x`, (n,)."""
         return np.asarray(np.sqrt(np.diag(self.covariance)), np.float64)
 
 

@@ -36,7 +36,7 @@ class Figure:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less 1."""
+        """Returns predicted over measured, less 1."""
         if self.predicted is None or not self.measured:
             return None
         return self.predicted / self.measured - 1

@@ -43,7 +43,7 @@ class _Steps:
         self._backward_passes = 0
 
     def stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        """An optimizer has stepped."""
+        """Notes that an optimizer has stepped."""
         if torch.compiler.is_compiling() or self._marked:
             return
         if self._first is None:
@@ -52,13 +52,13 @@ class _Steps:
             self.end_step()
 
     def backward_begins(self) -> None:
-        """A backward pass begins."""
+        """Notes that a backward pass begins."""
         self._backward_passes += 1
         if self._first is None and not self._marked and self._backward_passes > 1:
             self.end_step()
 
     def marked(self) -> None:
-        """The script says that a step ends."""
+        """Notes that the script says that a step ends."""
         if not self._marked:
             self._marked, self.done, self.times_s, self.peaks = True, 0, [], []
         self.end_step()

@@ -25,7 +25,7 @@ class Timer(Protocol):
 
     @property
     def device(self) -> str:
-        """The device's name in torch: cuda, cpu."""
+        """Returns the device's name in torch: cuda, cpu."""
 
     def kernel_s(self, run: Run) -> float:
         """Returns the median seconds that the device takes for the work of `run`, with cold caches."""
@@ -48,14 +48,15 @@ class CudaTimer:
         self._flush = torch.empty(max(_FLUSH_BYTES, 2 * l2_bytes), dtype=torch.int8, device=self.device)
 
     def kernel_s(self, run: Run) -> float:
-        """See `Timer`."""
+        """Measures as `Timer` says."""
         for _ in range(_WARM_UPS):
             run()
         first = self._seconds(run, 1)[0]
         return statistics.median(self._seconds(run, run_count(first)))
 
     def together_s(self, run: Run) -> float:
-        """See `Timer`. The number of runs is fixed: ranks that chose different numbers would wait for ever."""
+        """Measures as `Timer` says. The number of runs is fixed: ranks that chose different numbers would wait for
+        ever."""
         for _ in range(_WARM_UPS):
             run()
         times = []
@@ -71,7 +72,7 @@ class CudaTimer:
         return statistics.median(times)
 
     def issue_s(self, run: Run) -> float:
-        """See `Timer`."""
+        """Measures as `Timer` says."""
         times = []
         for _ in range(_BATCHES):
             self._torch.cuda.synchronize()

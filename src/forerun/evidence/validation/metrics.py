@@ -290,7 +290,7 @@ def _group_regret(
 
 
 def _throughput(row: Measurement, time_s: float) -> float:
-    """Returns tokens per second and GPU."""
+    """Returns the tokens per second and GPU."""
     return (tokens_per_gpu(row) or 0.0) / time_s
 
 

@@ -286,7 +286,8 @@ def _selective(row: Measurement, detail: str, notes: list[str]) -> Fields:
 
 
 def _recomputed_fraction(row: Measurement, notes: list[str]) -> Fields:
-    """Returns fields that recompute every n-th block; HFU / MFU gives n, as a forward pass is a third of the FLOPs."""
+    """Returns the fields that recompute every n-th block; HFU / MFU gives n, as a forward pass is a third of the
+    FLOPs."""
     every = 2
     if row.hfu_pct and row.mfu_pct and row.hfu_pct > row.mfu_pct:
         share = min((row.hfu_pct / row.mfu_pct - 1) / FULL_RECOMPUTE_SHARE, 1.0)

@@ -1,4 +1,4 @@
-"""Where the plans that experts published stand among all plans for the same question.
+"""Ranks the plans that experts published among all plans for the same question.
 
 For each published run the search has the same model, cluster, stack, GPUs and batch, and whatever else of the plan a
 search does not vary. The published plan is predicted as it is, and its rank is one more than the number of plans that

@@ -40,7 +40,7 @@ class RowResult:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The assumptions where the row states nothing."""
+        """Returns the assumptions where the row states nothing."""
         return self.inputs.notes if self.inputs else ()
 
     @property

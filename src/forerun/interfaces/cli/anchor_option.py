@@ -25,7 +25,7 @@ SuggestAnchor = Annotated[
 def with_anchor(
     anchor: Path | None, model: ModelSpec | LayeredModel, cluster: Cluster, fields: Mapping[str, Any]
 ) -> Cluster:
-    """Correct `cluster` by the steps in the file `anchor`, if there is one; `fields` are those of the plan.
+    """Corrects `cluster` by the steps in the file `anchor`, if there is one; `fields` are those of the plan.
 
     Raises ForerunError as `anchored_by_file`.
     """

@@ -265,7 +265,7 @@ def _statistics_of(found: StreamReplay) -> tuple[RankStatistics, ...]:
 
 
 def _replay_case(folder: Path, aware: bool | None, how: _How, as_json: bool) -> None:
-    """Replay every system of a case; one that can't be simulated doesn't stop the others."""
+    """Replays every system of a case; one that can't be simulated doesn't stop the others."""
     case = read_case(folder, aware)
     systems: dict[str, Any] = {}
     for name, machine in case.machines.items():

@@ -24,7 +24,7 @@ class CodeOptions:
 
 
 def executes_code(command: Command) -> Command:
-    """Give a command the option `--no-code`; without it, the command says on stderr which code it executes."""
+    """Gives a command the option `--no-code`; without it, the command says on stderr which code it executes."""
     return around(command, CodeOptions, _watched)
 
 

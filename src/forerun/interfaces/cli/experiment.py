@@ -59,7 +59,7 @@ class SpreadCommand(TyperCommand):
     """Runs a command whose list options take several values after one name."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse arguments after repeating the name of such options."""
+        """Parses arguments after repeating the name of such options."""
         several = {name for option in self.params if getattr(option, "multiple", False) for name in option.opts}
         return super().parse_args(ctx, spread(args, several))
 
@@ -202,7 +202,7 @@ def stragglers_command(context: typer.Context, source: Source, options: StudyOpt
 
 
 def _finish(context: typer.Context, result: Result, print_text: Callable[[], None], options: StudyOptions) -> None:
-    """Write the files of a study, and print it."""
+    """Writes the files of a study, and prints it."""
     files = None if options.out is None else export(result, options.out, command=typed(context))
     _show(options.as_json, result, print_text, files)
 
@@ -231,7 +231,7 @@ def keys_command() -> None:
 
 
 def _request(source: str, settings: Sequence[str] | None) -> Request:
-    """Read the experiment and apply --set."""
+    """Reads the experiment and applies --set."""
     request = read_experiment(source)
     changes: dict[str, Any] = {}
     for setting in settings or ():
@@ -249,7 +249,7 @@ def _show(
     files: Exported | None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Print a result, how else its bandwidth may be read, and what was written; with `more` in the JSON object."""
+    """Prints a result, how else its bandwidth may be read, and what was written; with `more` in the JSON object."""
     reading = other_reading(result.request)
     if as_json:
         others = {} if reading is None else {"other_reading": reading.text}

@@ -1,4 +1,4 @@
-"""How `forerun experiment run` finds its experiment: by an argument or by one of the options."""
+"""Finds the experiment of `forerun experiment run`, by an argument or by one of the options."""
 
 from __future__ import annotations
 

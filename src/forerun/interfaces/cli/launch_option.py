@@ -28,7 +28,7 @@ class LaunchOptions:
     ] = None
 
     def check(self) -> None:
-        """Raise ForerunError for a tool that is not known, or for one option without the other."""
+        """Raises ForerunError for a tool that is not known, or for one option without the other."""
         if self.launch is not None:
             check_tool(self.launch)
         if (self.launch is None) != (self.launch_out is None):
@@ -37,7 +37,7 @@ class LaunchOptions:
             raise ForerunError(f"{given}: give {missing} too")
 
     def write(self, plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster) -> None:
-        """Write the files where the user names a tool, and say so on stderr. Raises ForerunError."""
+        """Writes the files where the user names a tool, and says so on stderr. Raises ForerunError."""
         if self.launch is None or self.launch_out is None:
             return
         files = launch_files(plan, model, cluster, self.launch)

@@ -66,7 +66,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def main() -> None:
-    """Run the command line and exit."""
+    """Runs the command line and exits."""
     prepare_process()
     code = run(sys.argv[1:])
     try:
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line `arguments` and answer its exit code."""
+    """Runs the command line `arguments` and returns its exit code."""
     try:
         arguments = _rewritten(arguments)
         with working(*arguments[:1]):

@@ -13,7 +13,7 @@ Group = TypeVar("Group")
 
 
 def grouped(command: Command) -> Command:
-    """Give a command the options of its parameters that are dataclasses.
+    """Gives a command the options of its parameters that are dataclasses.
 
     Each field of such a dataclass becomes an option: its annotation holds the `typer.Option`, its default is that of
     the option. The command receives the dataclass with what the user gave.
@@ -33,7 +33,7 @@ def grouped(command: Command) -> Command:
 
 
 def around(command: Command, group: type[Group], enter: Callable[[Group], AbstractContextManager[object]]) -> Command:
-    """Give a command the options of the dataclass `group`, and run it in the context that `enter` makes of them."""
+    """Gives a command the options of the dataclass `group`, and runs it in the context that `enter` makes of them."""
     own = inspect.signature(command, eval_str=True).parameters.values()
 
     def wrapped(**values: Any) -> None:

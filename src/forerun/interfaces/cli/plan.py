@@ -143,7 +143,7 @@ class WorkOptions:
     ] = None
 
     def n_workers(self) -> int | None:
-        """Processes to start; None leaves it to Ray."""
+        """Returns processes to start; None leaves it to Ray."""
         return available_cpus() if self.workers is None and self.executor == "local" else self.workers
 
 
@@ -256,7 +256,7 @@ def _asked(subject: Subject, fields: dict[str, Any]) -> _Asked:
 def _rank(
     subject: Subject, where: Cluster, options: SearchOptions, under: Conditions, work: WorkOptions, shown: Shown
 ) -> None:
-    """Rank saved programs and show the ranking."""
+    """Ranks saved programs and shows the ranking."""
     n_gpus = (None,) if subject.gpus is None else whole_numbers(subject.gpus, "--gpus")
     if len(n_gpus) > 1:
         raise ForerunError(f"--gpus {subject.gpus}: with --programs expected one number of GPUs")

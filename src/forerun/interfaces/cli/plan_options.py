@@ -38,7 +38,7 @@ _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 
 
 def with_plan_options(several: bool) -> Callable[[Command], Command]:
-    """Give a command an option for each field of Plan, and those of its option groups.
+    """Gives a command an option for each field of Plan, and those of its option groups.
 
     The command receives the given fields as `fields`: name -> text or flag. With `several`, options take a list of
     values, as --tp 1,2,4.
@@ -72,7 +72,7 @@ def flags_with_values(arguments: Sequence[str]) -> list[str]:
 
 
 def parse(fields: Mapping[str, str | bool], plan_file: Path | None, *, several: bool) -> dict[str, Any]:
-    """Plan fields of a file, overridden by options. With `several`, options with commas become lists.
+    """Returns the plan fields of a file, overridden by options. With `several`, options with commas become lists.
 
     Raises ForerunError for a file or value that is wrong.
     """

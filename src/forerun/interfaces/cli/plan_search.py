@@ -1,4 +1,4 @@
-"""How `forerun plan` searches the plans of a model, once or over a range, and shows the result."""
+"""Searches the plans of a model for `forerun plan`, once or over a range, and shows the result."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ class Shown:
         return [_axes(text) for text in self.heat or ()]
 
     def check(self) -> None:
-        """Raise ForerunError for what can't be written after all the work."""
+        """Raises ForerunError for what can't be written after all the work."""
         if self.pictures is not None and not drawing_is_possible():
             raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
         if self.heat and not (self.report or self.pictures):
             raise ForerunError("--heat: give --report or --pictures too, where the maps go")
 
     def check_heat(self, fixed: Mapping[str, object]) -> None:
-        """Raise ForerunError for heat maps of something else than two axes that may differ."""
+        """Raises ForerunError for heat maps of something else than two axes that may differ."""
         for text in self.heat or ():
             for axis in _axes(text):
                 if axis not in (*FIELD_TYPES, DATA_PARALLEL):
@@ -141,7 +141,7 @@ class Shown:
 
 
 def single_search(question: Question, shown: Shown, launch: LaunchOptions) -> bool:
-    """Search, show the result, and return whether anything fits. Raises ForerunError."""
+    """Searches, shows the result, and returns whether anything fits. Raises ForerunError."""
     top = shown.top or TOP
     n_gpus, batch, model, options = question.gpus[0], question.batches[0], question.model, question.options
     place = (model, question.where, n_gpus, question.seq_len, batch)
@@ -183,7 +183,7 @@ def single_search(question: Question, shown: Shown, launch: LaunchOptions) -> bo
 
 
 def range_of_searches(question: Question, shown: Shown, launch: LaunchOptions) -> bool:
-    """Search for each number of GPUs and each batch, show the result, and return whether anything fits.
+    """Searches for each number of GPUs and each batch, shows the result, and returns whether anything fits.
 
     Raises ForerunError, also for an option that is about one search only.
     """
@@ -260,7 +260,7 @@ def _axes(text: str) -> tuple[str, str]:
 
 
 def _whole(question: Question, best: Prediction | None) -> InDetail | None:
-    """Simulate the best plan with every node, and what a better machine would gain; None if nothing fits."""
+    """Simulates the best plan with every node, and what a better machine would gain; None if nothing fits."""
     if best is None:
         return None
     options = question.options

@@ -178,7 +178,7 @@ class Beside:
         return found
 
     def print(self, out: Console) -> None:
-        """Print each part under its title."""
+        """Prints each part under its title."""
         if self.stages is not None:
             print_post_training(out, self.stages)
         if self.allocator is not None:
@@ -301,7 +301,7 @@ _HAS_ITS_PLAN = "a saved program has its own plan; leave it out"
 
 
 def _show(simulation: Simulation, beside: Beside, shown: Written) -> None:
-    """Print the prediction, and what the user asks for beside it."""
+    """Prints the prediction, and what the user asks for beside it."""
     if shown.as_json:
         print(to_json(prediction_record(simulation.prediction) | beside.record()))
         return
@@ -310,7 +310,7 @@ def _show(simulation: Simulation, beside: Beside, shown: Written) -> None:
 
 
 def _write(simulation: Simulation, shown: Written) -> None:
-    """Write the files that the options name."""
+    """Writes the files that the options name."""
     program, flat, timeline = simulation.program, simulation.flat, simulation.timeline
     if shown.trace is not None:
         write_trace(shown.trace, program, flat, timeline, simulation.costs.issue_ps)

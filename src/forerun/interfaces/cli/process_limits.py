@@ -44,7 +44,7 @@ class ProcessLimits:
 
 
 def limited(command: Command, name: str) -> Command:
-    """Give the command `name` the options of `ProcessLimits`.
+    """Gives the command `name` the options of `ProcessLimits`.
 
     The command raises LimitReached when it passes a limit, and ForerunError for a limit that can't be read or watched.
     """

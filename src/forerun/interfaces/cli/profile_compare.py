@@ -80,7 +80,7 @@ class ComparedWith:
 
     @property
     def n_given(self) -> int:
-        """How many of model, program and script are given."""
+        """Returns how many of model, program and script are given."""
         return sum(one is not None for one in (self.model, self.program, self.script))
 
 
@@ -109,7 +109,7 @@ class CorrectingFiles:
 
     @property
     def places(self) -> tuple[Path | None, ...]:
-        """All files."""
+        """Returns all files."""
         return (self.anchor_out, self.kernel_profile_out, self.network_profile_out)
 
 
@@ -270,7 +270,7 @@ def _traced(script: str, world_size: int, where: Cluster, under: Conditions) -> 
 
 
 def _write(found: Comparison, predictor: _Predictor, files: CorrectingFiles, cluster: str) -> dict[str, Any]:
-    """Write the files that the options name. Returns the step that the prediction takes with them."""
+    """Writes the files that the options name. Returns the step that the prediction takes with them."""
     if not any(files.places):
         return {}
     made: Corrections = corrections(found)

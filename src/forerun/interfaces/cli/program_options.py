@@ -85,7 +85,7 @@ def simulate_file(
     stack: str = "",
     anchor: Path | None = None,
 ) -> Simulation:
-    """Run a saved Program under these conditions, at the rates of `stack` (its own) times those that `anchor` states.
+    """Runs a saved Program under these conditions, at the rates of `stack` (its own) times those that `anchor` states.
 
     Raises ForerunError.
     """
@@ -107,7 +107,8 @@ def simulate_file(
 
 
 def refuse(given: Mapping[str, object], because: str) -> None:
-    """Raise ForerunError for options that don't go with another; `given` is name -> value, None or False: not given."""
+    """Raises ForerunError for options that don't go with another; `given` is name -> value, None or False: not
+    given."""
     names = [name for name, value in given.items() if value is not None and value is not False]
     if names:
         options = ", ".join("--" + name.replace("_", "-") for name in names)

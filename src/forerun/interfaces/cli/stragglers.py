@@ -27,7 +27,8 @@ def stragglers(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay recorded steps of a pipelined job, and say which operations, stages and ranks slow it, and by how much."""
+    """Replay recorded steps of a pipelined job, and say which operations, stages and ranks slow it, and by how
+    much."""
     costs = straggler_costs(read_steps(trace))
     if csv is not None:
         write_rows(csv, step_rows(costs))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def print_allocation(out: Console, found: Allocation) -> None:
-    """Print the allocator's figures in two lines below a prediction."""
+    """Prints the allocator's figures in two lines below a prediction."""
     last, steps = found.last, len(found.steps)
     held = f"{last.reserved_bytes / GIB:.1f} GiB reserved, {last.allocated_bytes / GIB:.1f} allocated"
     if last.out_of_memory:
@@ -28,7 +28,7 @@ def print_allocation(out: Console, found: Allocation) -> None:
 
 
 def allocation_record(found: Allocation) -> dict[str, object]:
-    """Plain data for JSON; bytes of blocks, as torch.cuda.memory_stats counts them."""
+    """Returns plain data for JSON; bytes of blocks, as torch.cuda.memory_stats counts them."""
     last = found.last
     return {
         "settings": asdict(found.settings),

@@ -1,4 +1,4 @@
-"""What surrounds a step, in words: periodic work of the training loop, and memory before the first step."""
+"""Puts what surrounds a step into words: periodic work of the training loop, and memory before the first step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mean_step(loop: LoopTime) -> str:
 
 
 def checkpoint_words(saved: CheckpointTimes) -> str:
-    """One checkpoint: bytes, times and storage."""
+    """Returns one checkpoint: bytes, times and storage."""
     return (
         f"a checkpoint: {saved.rank_gib:.2f} GiB a rank, {saved.total_gib:.1f} GiB in all; complete after"
         f" {seconds(saved.save_s)}, loaded in {seconds(saved.load_s)}; storage: {saved.storage}"

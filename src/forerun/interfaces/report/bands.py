@@ -18,7 +18,7 @@ def step_time(prediction: Prediction) -> str:
 
 
 def in_band(low: str, high: str) -> str:
-    """Both ends of a band, in brackets."""
+    """Returns both ends of a band, in brackets."""
     return f"({residuals().share * 100:.0f} %: {low} to {high})"
 
 
@@ -31,7 +31,7 @@ def rate_in_band(prediction: Prediction, per_s: float | None) -> str:
 
 
 def mfu(prediction: Prediction) -> str:
-    """MFU with its band."""
+    """Returns MFU with its band."""
     if prediction.mfu is None:
         return percent(prediction.mfu)
     low, high = prediction.rate_band(prediction.mfu)
@@ -39,7 +39,7 @@ def mfu(prediction: Prediction) -> str:
 
 
 def reserved(prediction: Prediction) -> str:
-    """Reserved memory with its band."""
+    """Returns reserved memory with its band."""
     low, high = prediction.peak_reserved_low_gib, prediction.peak_reserved_high_gib
     return f"{prediction.peak_reserved_gib:.1f} reserved {in_band(f'{low:.1f}', f'{high:.1f}')}"
 

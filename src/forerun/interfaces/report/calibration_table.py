@@ -1,4 +1,4 @@
-"""What a calibration changed and how well it explains the measurements, as tables and as plain data."""
+"""Shows what a calibration changed and how well it explains the measurements, as tables and as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_calibration(out: Console, found: Calibration, written: Path | None) -> None:
-    """Constants old and new, errors before and after, notes, and how to use the profile."""
+    """Prints constants old and new, errors before and after, notes, and how to use the profile."""
     title = f"Cost profile of {found.profile.name}"
     if found.changes:
         changes = ((each.path, _number(each.old), _number(each.new), _change(each)) for each in found.changes)

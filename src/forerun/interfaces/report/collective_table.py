@@ -23,7 +23,7 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 def print_collectives(
     out: Console, setting: Setting, collective: str, points: Sequence[Point], both: bool = False
 ) -> None:
-    """The setting, a row for each size and algorithm, and the hottest links of the largest size.
+    """Prints the setting, a row for each size and algorithm, and the hottest links of the largest size.
 
     With `both`, a column has the time without queues.
     """
@@ -53,7 +53,7 @@ def _cells(point: Point, both: bool) -> tuple[str, ...]:
 
 
 def print_nccl(out: Console, cluster: Cluster, n_gpus: int, collective: str, points: Sequence[NcclChoice]) -> None:
-    """A row for each size: what NCCL runs, and how long it takes."""
+    """Prints a row for each size: what NCCL runs, and how long it takes."""
     print_title(out, f"{collective} of {n_gpus:,} GPUs of {cluster.name}")
     rows = (
         (

@@ -44,7 +44,7 @@ _PARTS = ("part of the step", "measured", "predicted", "lost", "of the step")
 
 
 def comparison_record(found: Comparison) -> dict[str, Any]:
-    """Every figure of a comparison. What the parts lost adds up to the difference of the step times."""
+    """Returns every figure of a comparison. What the parts lost adds up to the difference of the step times."""
     return {
         "verdict": verdict(found),
         "measured_step_s": found.measured_s,
@@ -104,7 +104,7 @@ def _pair_record(pair: Pair) -> dict[str, Any]:
 
 
 def print_comparison(out: Console, found: Comparison, top: int) -> None:
-    """Print the verdict, the parts, and the `top` pairs of work and modules that lost and won most."""
+    """Prints the verdict, the parts, and the `top` pairs of work and modules that lost and won most."""
     out.print(verdict(found), soft_wrap=True)
     out.print()
     out.print(make_table("lr", (), _figures(found), gap=2))
@@ -338,7 +338,7 @@ def _as_simulation(found: Comparison) -> Simulation:
 
 
 def write_corrections(found: Corrections, kernels: Path | None, collectives: Path | None) -> None:
-    """Write the measured times of kernels and of collectives. Raises ForerunError where that fails."""
+    """Writes the measured times of kernels and of collectives. Raises ForerunError where that fails."""
     if kernels is not None:
         write_table(kernels, found.kernel_columns, found.kernels)
     if collectives is not None:
@@ -346,7 +346,7 @@ def write_corrections(found: Corrections, kernels: Path | None, collectives: Pat
 
 
 def write_anchor(path: Path, found: Comparison, rates: KernelRates, cluster: str) -> None:
-    """Write the measured step and the factors on rates as an --anchor file. Raises ForerunError where that fails."""
+    """Writes the measured step and the factors on rates as an --anchor file. Raises ForerunError where that fails."""
     plan = found.simulation.subject.plan
     record = anchor_record(plan, found.measured_s) | {"cluster": cluster}
     record["rates"] = {name: round(float(value), 6) for name, value in asdict(rates).items()}

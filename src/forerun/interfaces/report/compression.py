@@ -1,4 +1,4 @@
-"""What compressed gradients do to a step, in words and as plain data."""
+"""Shows what compressed gradients do to a step, in words and as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_compression(out: Console, effect: CompressionEffect) -> None:
-    """Print what compression does to the step, what it costs, and what no simulation tells."""
+    """Prints what compression does to the step, what it costs, and what no simulation tells."""
     out.print()
     print_title(out, f"Gradients: {effect.method}")
     step, plain = seconds(effect.step_s), seconds(effect.plain_step_s)

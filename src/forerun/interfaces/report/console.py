@@ -39,7 +39,7 @@ _SHORT = 0.001
 
 
 def print_prediction(out: Console, prediction: Prediction, flops_per_token: float | None, *, explain: bool) -> None:
-    """One prediction: figures, breakdown, memory, and with `explain` where each figure comes from."""
+    """Prints one prediction: figures, breakdown, memory, and with `explain` where each figure comes from."""
     print_heading(out, prediction)
     out.print()
     print_figures(out, prediction)
@@ -59,7 +59,7 @@ def print_prediction(out: Console, prediction: Prediction, flops_per_token: floa
 
 
 def print_heading(out: Console, prediction: Prediction) -> None:
-    """Print the model and the cluster of a prediction."""
+    """Prints the model and the cluster of a prediction."""
     plan = prediction.plan
     out.print(Text(f"{prediction.model} on {prediction.n_gpus} x {prediction.cluster}", style="bold"))
     if plan is None:
@@ -71,7 +71,7 @@ def print_heading(out: Console, prediction: Prediction) -> None:
 
 
 def print_missing(out: Console, prediction: Prediction) -> None:
-    """Print what the user's measurements lack, if there are any."""
+    """Prints what the user's measurements lack, if there are any."""
     if prediction.missing is None:
         return
     out.print()
@@ -86,7 +86,7 @@ def print_missing(out: Console, prediction: Prediction) -> None:
 
 
 def print_loop(out: Console, loop: LoopTime) -> None:
-    """Print what the periodic work of the training loop adds to a step."""
+    """Prints what the periodic work of the training loop adds to a step."""
     out.print()
     print_table(out, LOOP, "lrrrr", ("", *LOOP_COLUMNS[1:]), indented(loop_rows(loop)))
     out.print(f"  {mean_step(loop)}")
@@ -100,7 +100,7 @@ def indented(rows: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
 
 
 def print_models(out: Console, rows: Sequence[ModelRow]) -> None:
-    """The model presets."""
+    """Prints the model presets."""
     cells = (
         (
             row.name,
@@ -115,7 +115,7 @@ def print_models(out: Console, rows: Sequence[ModelRow]) -> None:
 
 
 def print_clusters(out: Console, rows: Sequence[ClusterRow]) -> None:
-    """The cluster presets; rates for each GPU and direction."""
+    """Prints the cluster presets; rates for each GPU and direction."""
     speeds = ("in a node\nGB/s", "between nodes\nGbit/s")
     headings = ("cluster", "memory\nGiB", "bf16\nTFLOP/s", "GPUs in\na node", *speeds)
     cells = (
@@ -133,7 +133,7 @@ def print_clusters(out: Console, rows: Sequence[ClusterRow]) -> None:
 
 
 def print_stacks(out: Console, stacks: Sequence[Stack]) -> None:
-    """The software stacks."""
+    """Prints the software stacks."""
     out.print(make_table("ll", ("stack", "what it is"), ((stack.name, stack.description) for stack in stacks)))
 
 
@@ -155,18 +155,18 @@ def make_table(
 
 
 def print_title(out: Console, text: str) -> None:
-    """Print a line in bold."""
+    """Prints a line in bold."""
     out.print(Text(text, style="bold"))
 
 
 def print_table(out: Console, title: str, sides: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table, described as for `make_table`, under a title."""
+    """Prints a table, described as for `make_table`, under a title."""
     print_title(out, title)
     out.print(make_table(sides, headings, rows))
 
 
 def print_histogram(out: Console, bins: Sequence[Bin]) -> None:
-    """Print how the step times are distributed."""
+    """Prints how the step times are distributed."""
     most = max(each.simulated + each.bounded for each in bins)
     bounded = any(each.bounded for each in bins)
     note = "# simulated" + (", . not simulated, at the least they take" if bounded else "")
@@ -184,7 +184,7 @@ def print_histogram(out: Console, bins: Sequence[Bin]) -> None:
 
 
 def print_figures(out: Console, prediction: Prediction) -> None:
-    """The figures, where the step goes, and memory."""
+    """Prints the figures, where the step goes, and memory."""
     out.print(_figures(prediction))
     out.print()
     _print_breakdown(out, prediction)
@@ -255,7 +255,7 @@ def _print_network(out: Console, prediction: Prediction) -> None:
 
 
 def bars(out: Console, rows: Mapping[str, tuple[str, float]]) -> None:
-    """Print a bar for each name -> (figure, share of 1)."""
+    """Prints a bar for each name -> (figure, share of 1)."""
     cells = (
         (f"  {name}", text, percent(share), "#" * round(_BAR_WIDTH * max(0.0, min(1.0, share))))
         for name, (text, share) in rows.items()

@@ -58,7 +58,7 @@ def doctor_record(findings: Iterable[Finding]) -> dict[str, Any]:
 
 
 def print_doctor(out: Console, findings: Iterable[Finding]) -> None:
-    """Print a row for each finding, and the lines that install what is missing."""
+    """Prints a row for each finding, and the lines that install what is missing."""
     every = list(findings)
     print_title(out, "What this installation has")
     rows = [("" if each.good else "!", each.what, each.found) for each in every]

@@ -74,7 +74,7 @@ def bottlenecks_of(result: RunResult, answers: Answers | None) -> Bottlenecks:
 
 
 def _undisturbed(result: RunResult) -> list[str]:
-    """Which iteration the sections on one step show, if iterations differ."""
+    """Says which iteration the sections on one step show, if iterations differ."""
     if len(result.iterations) == 1:
         return []
     of = "Bottlenecks, what would help, timeline and memory are of the first iteration, undisturbed."

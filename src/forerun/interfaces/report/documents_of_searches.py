@@ -109,7 +109,7 @@ def _front(front: Front) -> Table:
 
 
 def _maps(maps: Sequence[HeatMap]) -> list[Part]:
-    """Heat maps, and how to read them."""
+    """Returns heat maps, and how to read them."""
     if not maps:
         return []
     legend = (

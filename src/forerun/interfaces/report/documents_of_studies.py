@@ -49,7 +49,7 @@ def comparison_document(comparison: Comparison, command: str = "") -> Document:
 
 
 def comparison_plot(comparison: Comparison) -> Plot:
-    """Step time by cause of every variant that runs."""
+    """Returns the step time by cause of every variant that runs."""
     shown = [each for each in comparison.variants if not each.error][:_LISTED]
     rows = [(each.label, each.breakdown_s, _variant_words(comparison.request, each)) for each in shown]
     return causes_plot(rows, "Step time by cause of every variant")
@@ -215,7 +215,7 @@ def _straggler_figures(study: StragglerStudy) -> Figures:
 
 
 def _blame(study: StragglerStudy) -> list[Part]:
-    """Which ranks were the slowest, and how often."""
+    """Shows which ranks were the slowest, and how often."""
     if not study.blame:
         return [Heading("Who the others wait for"), Text("Nobody: all ranks are alike in every step.")]
     steps = len(study.steps_s)

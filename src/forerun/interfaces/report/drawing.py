@@ -1,4 +1,4 @@
-"""What all pictures share: matplotlib figures with axes, legends and ticks, and reproducible PNG files."""
+"""Draws what all pictures share: matplotlib figures with axes, legends and ticks, and reproducible PNG files."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def png(figure: Any) -> bytes:
 
 
 def short(text: str, most: int = 42) -> str:
-    """`text`, cut to at most `most` characters."""
+    """Returns `text`, cut to at most `most` characters."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def logarithmic_ticks(axis: Any, places: Sequence[float]) -> None:
-    """Put ticks at these places of each decade of a logarithmic scale, with plain numbers."""
+    """Puts ticks at these places of each decade of a logarithmic scale, with plain numbers."""
     import matplotlib.ticker
 
     axis.set_major_locator(matplotlib.ticker.LogLocator(subs=places))
@@ -64,7 +64,7 @@ def logarithmic_ticks(axis: Any, places: Sequence[float]) -> None:
 
 
 def legend_below(figure: Any, columns: int) -> None:
-    """Draw one legend under all axes with every label once, or none if nothing has a label."""
+    """Draws one legend under all axes with every label once, or none if nothing has a label."""
     found = [axes.get_legend_handles_labels() for axes in figure.axes]
     handles = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
     look = {"frameon": False, "fontsize": 8, "handlelength": 2.2, "markerscale": 0.6}

@@ -32,7 +32,7 @@ _LISTED = 6
 
 
 def print_run(out: Console, result: RunResult, answers: Answers | None) -> None:
-    """A run: figures, bottlenecks, what-if, advice (the last three with `answers`)."""
+    """Prints a run: figures, bottlenecks, what-if, advice (the last three with `answers`)."""
     _heading(out, result.request.name, result)
     out.print(_facts(_run_facts(result)))
     for line in result.prediction.warnings:
@@ -60,7 +60,7 @@ def print_run(out: Console, result: RunResult, answers: Answers | None) -> None:
 
 
 def print_scaling(out: Console, study: ScalingStudy) -> None:
-    """A scaling study, a line for each scale."""
+    """Prints a scaling study, a line for each scale."""
     kind = "strong scaling (the batch of all GPUs stays)" if study.strong else "weak scaling (the batch of a GPU stays)"
     print_title(out, f"{study.request.name}: {kind}")
     sample = study.request.sample
@@ -73,7 +73,7 @@ def print_scaling(out: Console, study: ScalingStudy) -> None:
 
 
 def scaling_words(study: ScalingStudy) -> list[str]:
-    """Print what a scaling study found, in a few lines."""
+    """Prints what a scaling study found, in a few lines."""
     limit = study.request.thresholds.efficiency
     if study.break_down is None:
         lines = [f"efficiency stays above {percent(limit)}"]
@@ -89,7 +89,7 @@ def scaling_words(study: ScalingStudy) -> list[str]:
 
 
 def print_comparison(out: Console, comparison: Comparison) -> None:
-    """Variants side by side; changes are against the first."""
+    """Prints variants side by side; changes are against the first."""
     print_title(out, f"{comparison.request.name}: side by side")
     sample = comparison.request.sample
     headings = ("", "step", f"{sample}s/s", "", "MFU", "GiB", "comm", f"$/M {sample}s")
@@ -99,7 +99,7 @@ def print_comparison(out: Console, comparison: Comparison) -> None:
 
 
 def print_stragglers(out: Console, study: StragglerStudy) -> None:
-    """Print how the step times are distributed, and what waiting for the slowest rank costs."""
+    """Prints how the step times are distributed, and what waiting for the slowest rank costs."""
     print_title(out, f"{study.request.name}: {len(study.steps_s):,} iterations under disturbances")
     lost = "" if study.lost_dollars is None else f", {study.lost_dollars:,.2f} dollars of the run"
     facts = {

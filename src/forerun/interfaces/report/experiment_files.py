@@ -56,7 +56,7 @@ class Exported:
 def export(
     result: Result, folder: str | Path, answers: Answers | None = None, *, history: bool = False, command: str = ""
 ) -> Exported:
-    """Write the files of `result` into `folder`, which is made where it is not there.
+    """Writes the files of `result` into `folder`, which is made where it is not there.
 
     `{name}_config.yaml`, `{name}_results.json`, a CSV table, pictures and report.html; of a run with `answers` also
     `{name}_bottlenecks.json`, with `history` every event of its first iterations as CSV and as a Perfetto trace.
@@ -77,7 +77,7 @@ def export(
 
 
 def write_pictures(result: Result, folder: str | Path, answers: Answers | None = None) -> list[Path]:
-    """Write the pictures of `result` into `folder`, all or none; returns their paths.
+    """Writes the pictures of `result` into `folder`, all or none; returns their paths.
 
     Raises ForerunError if matplotlib is not installed, or the files can't be written.
     """
@@ -91,7 +91,8 @@ def write_pictures(result: Result, folder: str | Path, answers: Answers | None =
 
 
 def file_name(name: str) -> str:
-    """`name` as the beginning of a file name: letters, digits, `-`, `_` and `.` stay, other characters become `_`."""
+    """Returns `name` as the beginning of a file name: letters, digits, `-`, `_` and `.` stay, other characters become
+    `_`."""
     kept = "".join(each if each.isalnum() or each in "-_." else "_" for each in name).lstrip(".")
     short = kept.encode()[:_LONGEST_NAME].decode(errors="ignore")
     return short or "experiment"
@@ -112,7 +113,7 @@ def document_of(result: Result, answers: Answers | None = None, command: str = "
 
 
 def _tables(stage: Path, name: str, result: Result, answers: Answers | None) -> None:
-    """Write configuration, results and rows, for other programs to read."""
+    """Writes configuration, results and rows, for other programs to read."""
     config = yaml.safe_dump(result.request.config, sort_keys=False, allow_unicode=True, width=100)
     (stage / f"{name}_config.yaml").write_text(config, encoding="utf-8")
     (stage / f"{name}_results.json").write_text(to_json(study_record(result)) + "\n", encoding="utf-8")
@@ -128,7 +129,7 @@ def _rows_are(result: Result) -> str:
 
 
 def answers_record(answers: Answers) -> dict[str, Any]:
-    """Bottlenecks, critical path, sensitivities and advice as plain data."""
+    """Returns bottlenecks, critical path, sensitivities and advice as plain data."""
     path = answers.path
     return {
         "bottlenecks": [usage.name for usage in answers.bottlenecks.found],
@@ -145,7 +146,7 @@ def answers_record(answers: Answers) -> dict[str, Any]:
 
 
 def _shown(stage: Path, result: Result, answers: Answers | None, command: str) -> Iterator[str]:
-    """Write pictures and the page, and yield a line where pictures are impossible."""
+    """Writes pictures and the page, and yields a line where pictures are impossible."""
     if drawing_is_possible():
         for name, draw in _pictures(result, answers).items():
             (stage / f"{name}.png").write_bytes(draw())
@@ -162,7 +163,7 @@ def _pictures(result: Result, answers: Answers | None) -> Pictures:
 
 
 def _history(stage: Path, name: str, result: RunResult) -> tuple[str, ...]:
-    """Write every event as a table and as a trace, and return notes on what is missing."""
+    """Writes every event as a table and as a trace, and returns notes on what is missing."""
     history = run_history(result)
     with (stage / f"{name}_events.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -201,7 +202,7 @@ def _stage(folder: Path) -> Iterator[Path]:
 
 
 def _move(stage: Path, folder: Path) -> list[Path]:
-    """Move the files of `stage` into `folder`."""
+    """Moves the files of `stage` into `folder`."""
     names: Sequence[str] = sorted(path.name for path in stage.iterdir())
     for name in names:
         if os.path.lexists(folder / name) and ((folder / name).is_symlink() or not (folder / name).is_file()):

@@ -25,7 +25,8 @@ _MOST_ERRORS = 3
 
 
 def print_exploration(out: Console, explored: Explored, top: int) -> None:
-    """Best points with and without a limit of memory, Pareto front and trends of each workload on each system."""
+    """Prints the best points with and without a limit of memory, Pareto front and trends of each workload on each
+    system."""
     for pair in explored.pairs:
         _print_pair(out, pair, top)
     speed = explored.points_per_s
@@ -188,7 +189,7 @@ def reason_record(reason: Reason, pair: PairResult) -> dict[str, Any]:
 
 
 def _why(reason: Reason, pair: PairResult) -> list[str]:
-    """What drives the change first: exposed communication as a whole, or compute, or memory by kind."""
+    """Says what drives the change first: exposed communication as a whole, or compute, or memory by kind."""
     if reason.what == "memory":
         return [
             f"{_OF_MEMORY[one.term]} {_verb(one.by).removesuffix('s')} from {_amount(one.before, reason, pair)} to "
@@ -270,7 +271,7 @@ _DEGREES = ("dp", "tp", "sp", "pp", "ep")
 
 
 def strategy_words(strategy: Strategy) -> str:
-    """`dp8 tp4 sp2 sharded recompute`; degrees of pp and ep above 1 only."""
+    """Returns words like `dp8 tp4 sp2 sharded recompute`; degrees of pp and ep above 1 only."""
     words = [
         f"{name}{getattr(strategy, name)}" for name in _DEGREES if name in _DEGREES[:3] or getattr(strategy, name) > 1
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def seconds(time_s: float) -> str:
-    """Three digits, in s, ms or us."""
+    """Returns three digits, in s, ms or us."""
     unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if time_s >= s), ("us", 1e-6))
     value = time_s / size
     return "0 s" if value == 0 else f"{three_digits(value)} {unit}"

@@ -43,7 +43,7 @@ class Cell:
 
 
 def heat_cells(shown: HeatMap) -> list[Cell]:
-    """Every cell in which plans are possible."""
+    """Returns every cell in which plans are possible."""
     fits = (shown.known == Known.BEST) | (shown.known == Known.BOUND)
     exact = shown.value[shown.known == Known.BEST]
     best = float(exact.min()) if len(exact) else np.inf

@@ -29,14 +29,15 @@ class Bin:
 
 
 def runtime_histogram(result: SearchResult, bins: int = BINS) -> list[Bin]:
-    """Step times of plans that fit, and lower bounds of those that were not simulated, in bins of equal ratio."""
+    """Returns step times of plans that fit, and lower bounds of those that were not simulated, in bins of equal
+    ratio."""
     simulated = [prediction.step_time_s for prediction in result.ranked]
     bounded = () if result.objective == "memory" else result.bounds_of_skipped
     return histogram(simulated, bounded, bins)
 
 
 def histogram(simulated: npt.ArrayLike, bounded: npt.ArrayLike = (), bins: int = BINS) -> list[Bin]:
-    """Sort times and lower bounds, in seconds, into at most so many bins of equal ratio."""
+    """Sorts times and lower bounds, in seconds, into at most so many bins of equal ratio."""
     times = np.concatenate([np.asarray(simulated, np.float64), np.asarray(bounded, np.float64)])
     if not len(times):
         return []

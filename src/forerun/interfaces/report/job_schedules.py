@@ -108,7 +108,7 @@ def group_tables(outcomes: Sequence[PolicyOutcome]) -> list[tuple[tuple[str, ...
 
 
 def print_schedules(out: Console, request: ClusterRequest, outcomes: Sequence[PolicyOutcome]) -> None:
-    """Print the policies side by side."""
+    """Prints the policies side by side."""
     out.print(Text(heading(request), style="bold"))
     out.print(subtitle(request), soft_wrap=True)
     out.print()
@@ -260,7 +260,7 @@ def gantt(one: PolicyOutcome) -> Plot:
 
 
 def _periods(name: str, periods: Sequence[tuple[str, float, float]], colour: str) -> dict[str, Any]:
-    """Returns bars of (lane, begin, end in seconds)."""
+    """Returns the bars of (lane, begin, end in seconds)."""
     return {
         "type": "bar",
         "orientation": "h",

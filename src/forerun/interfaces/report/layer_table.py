@@ -107,7 +107,7 @@ def model_record(model: ModelSpec | LayeredModel) -> dict[str, object]:
 
 
 def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
-    """A model as a table."""
+    """Prints a model as a table."""
     if isinstance(model, ModelSpec):
         parts = (
             (part.part.replace("_", " "), f"{part.count:,}", f"{part.num_parameters:,}") for part in part_rows(model)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def step_record(prediction: Prediction, measured: MeasuredStep | None, figures: Sequence[Figure]) -> dict[str, Any]:
-    """Both steps, and the figures with their errors."""
+    """Returns both steps, and the figures with their errors."""
     return {
         "figures": [asdict(figure) | {"error": figure.error} for figure in figures],
         "measured": None if measured is None else asdict(measured),
@@ -26,7 +26,7 @@ def step_record(prediction: Prediction, measured: MeasuredStep | None, figures: 
 
 
 def print_step(out: Console, prediction: Prediction, measured: MeasuredStep | None, figures: Sequence[Figure]) -> None:
-    """Print the figures of a step, and how it was measured."""
+    """Prints the figures of a step, and how it was measured."""
     print_heading(out, prediction)
     headings = ("predicted",) if measured is None else ("predicted", "measured", "error")
     rows = [_cells(figure)[: len(headings) + 2] for figure in figures]

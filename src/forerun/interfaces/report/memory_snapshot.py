@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def snapshot_record(found: MemorySnapshot, prediction: Prediction | None, top: int) -> dict[str, Any]:
-    """Every figure of a snapshot, with the `top` places and tensors, beside those of a prediction if there is one."""
+    """Returns every figure of a snapshot, with the `top` places and tensors, beside those of a prediction if there is
+    one."""
     record: dict[str, Any] = {
         "device": found.device,
         "events": len(found.moments) - 1,
@@ -42,7 +43,7 @@ def snapshot_record(found: MemorySnapshot, prediction: Prediction | None, top: i
 
 
 def print_snapshot(out: Console, found: MemorySnapshot, prediction: Prediction | None, top: int) -> None:
-    """Print peak, categories, places and the largest tensors at the peak, beside a prediction if there is one."""
+    """Prints peak, categories, places and the largest tensors at the peak, beside a prediction if there is one."""
     print_title(out, f"{found.path}: device {found.device}, {len(found.moments) - 1:,} events")
     rows = [
         ("peak allocated", _gib(found.peak.allocated), _predicted(prediction, "peak_allocated_gib")),

@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 
 def write_snapshot(path: str | Path, program: Program, flat: FlatProgram, timeline: Timeline, rank_class: int) -> None:
-    """Write the memory events of one rank class to `path`. The file appears whole or not at all.
+    """Writes the memory events of one rank class to `path`. The file appears whole or not at all.
 
     `flat` and `timeline` are of the unfolded `program`: an event has the time at which the host issues its node. What
     lives through the step is allocated before it.
@@ -64,7 +64,7 @@ def snapshot(program: Program, flat: FlatProgram, timeline: Timeline, rank_class
 
 
 def _step(rank: _Rank, program: Program, block: Block, times_us: list[int], where: str) -> None:
-    """The allocations before and the frees after each node of a block."""
+    """Writes the allocations before and the frees after each node of a block."""
     allocs: dict[int, list[int]] = {}
     frees: dict[int, list[int]] = {}
     for tensor, (alloc, free) in enumerate(zip(block.tensor_alloc.tolist(), block.tensor_free.tolist(), strict=True)):
@@ -120,7 +120,7 @@ class _Rank:
     _top: int = _BASE
 
     def alloc(self, size: int, category: Category, op: str, where: str, now_us: int) -> _Live:
-        """Allocate a tensor that the op makes."""
+        """Allocates a tensor that the op makes."""
         frames = [
             {"filename": category.name.lower(), "line": 0, "name": op},
             {"filename": where, "line": 0, "name": category.name.lower()},
@@ -131,18 +131,18 @@ class _Rank:
         return live
 
     def free(self, live: _Live, now_us: int) -> None:
-        """Free a tensor."""
+        """Frees a tensor."""
         del self._live[live.address]
         self._event("free_requested", live, now_us)
         self._event("free_completed", live, now_us)
         self._give_back(live.address, _rounded(live.size))
 
     def leave(self, live: _Live) -> None:
-        """Note that a tensor outlives its block."""
+        """Notes that a tensor outlives its block."""
         self._left[live.category].append(live)
 
     def free_bytes(self, size: int, category: Category, now_us: int) -> None:
-        """Free so many bytes of earlier blocks: the newest tensor of this size, or else the oldest tensors."""
+        """Frees so many bytes of earlier blocks: the newest tensor of this size, or else the oldest tensors."""
         left = self._left[category]
         same = next((live for live in reversed(left) if live.size == size), None)
         if same is not None:

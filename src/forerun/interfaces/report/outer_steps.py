@@ -17,7 +17,7 @@ _NAMES = {"local_sgd": "local SGD", "diloco": "DiLoCo"}
 
 
 def print_outer_steps(out: Console, effect: OuterEffect) -> None:
-    """Print the mean step of all replicas, what an outer step costs, and what no simulation tells."""
+    """Prints the mean step of all replicas, what an outer step costs, and what no simulation tells."""
     steps = effect.steps
     out.print()
     print_title(

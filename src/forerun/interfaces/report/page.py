@@ -101,7 +101,7 @@ class Document:
 
 
 def write_page(path: str | Path, document: Document) -> None:
-    """Write a page. The file appears whole or not at all.
+    """Writes a page. The file appears whole or not at all.
 
     Raises ForerunError if the file can't be written.
     """
@@ -149,7 +149,7 @@ def page(document: Document) -> bytes:
 
 
 def plot_text(text: str) -> str:
-    """Escape text of a user for a plot, because a plot interprets some HTML in names."""
+    """Escapes text of a user for a plot, because a plot interprets some HTML in names."""
     return html.escape(text, quote=False)
 
 
@@ -178,7 +178,7 @@ def _contents(parts: Sequence[Part]) -> list[str]:
 
 
 def _sections(parts: Sequence[Part]) -> list[str]:
-    """Every part as HTML; a Heading closes the section before it and opens its own."""
+    """Returns every part as HTML; a Heading closes the section before it and opens its own."""
     out: list[str] = []
     n_sections = n_plots = 0
     for part in parts:

@@ -61,7 +61,7 @@ def figures(prediction: Prediction) -> Figures:
 
 
 def warnings(prediction: Prediction) -> list[Part]:
-    """Warnings that a reader has to know first."""
+    """Returns the warnings that a reader has to know first."""
     lines = [] if prediction.fits else ["This does not fit in memory; the times are those of GPUs with enough of it."]
     return [Text(line, "warning") for line in (*lines, *prediction.warnings)]
 
@@ -172,7 +172,7 @@ def loop_section(prediction: Prediction) -> list[Part]:
 
 
 def memory_sections(simulation: Simulation) -> list[Part]:
-    """Memory over the step, and the categories of the peak."""
+    """Returns the memory over the step, and the categories of the peak."""
     prediction = simulation.prediction
     total, limit = prediction.peak_allocated_gib or 1.0, prediction.memory_limit_gib
     parts = sorted(prediction.memory_by_category_gib.items(), key=lambda item: -item[1])

@@ -24,7 +24,7 @@ _MOST_LABELLED = 24
 
 
 def write_pareto_plot(path: Path, explored: Explored) -> None:
-    """Draw a panel for each workload on each system where a point could be simulated.
+    """Draws a panel for each workload on each system where a point could be simulated.
 
     Raises ForerunError where the file can't be written.
     """
@@ -67,6 +67,6 @@ def _panel(axes: Any, pair: PairResult) -> None:
 
 
 def _coordinates(rows: list[Row]) -> tuple[list[float], list[float]]:
-    """Memory in GiB and time in s."""
+    """Returns the memory in GiB and time in s."""
     memory = [row.peak_memory_gib or 0.0 for row in rows]
     return memory, [row.figures.time_ns * 1e-9 for row in rows if row.figures]

@@ -26,7 +26,7 @@ _RUN_PID = 1_000_000
 
 
 def write_trace(path: str | Path, program: Program, flat: FlatProgram, timeline: Timeline, issue_ps: I64) -> None:
-    """Write the trace of one step to `path`.
+    """Writes the trace of one step to `path`.
 
     One process per rank class; one thread per stream that has nodes, and one for the host that launches kernels
     (`issue_ps` is the host's time per op, as given to `engine.simulate`). Slices are in order of their start, and
@@ -41,7 +41,7 @@ def write_trace(path: str | Path, program: Program, flat: FlatProgram, timeline:
 
 
 def write_run_trace(path: str | Path, iterations: Iterable[RunIteration], meta: dict[str, object]) -> None:
-    """Write the trace of iterations that follow each other to `path`, as `write_trace` does for one.
+    """Writes the trace of iterations that follow each other to `path`, as `write_trace` does for one.
 
     Rank class k of every iteration is process k. One more process, `run`, has a slice for each iteration. `iterations`
     are taken one by one and go to the disk slice by slice. `meta` is what the trace says of itself.
@@ -82,7 +82,7 @@ def _write_events(file: TextIO, events: Iterator[str], meta: dict[str, object]) 
 
 
 def _events(iterations: Iterable[RunIteration]) -> Iterator[str]:
-    """Slices of one iteration after the other; processes and threads are named before their first slice."""
+    """Returns the slices of one iteration after the other; processes and threads are named before their first slice."""
     told: set[str] = set()
     for iteration in iterations:
         op_texts = _op_texts(iteration.program)
@@ -148,7 +148,7 @@ def _us(time_ps: int) -> str:
 
 
 def _op_texts(program: Program) -> list[tuple[str, str]]:
-    """Name and arguments of every op as JSON, encoded once because many slices write them."""
+    """Returns name and arguments of every op as JSON, encoded once because many slices write them."""
     ops = program.ops
     texts = []
     for i, name in enumerate(ops.name):

@@ -55,7 +55,7 @@ def picture(title: str, *plots: Plot, note: str = "") -> bytes:
 
 
 def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> list[Path]:
-    """Write PNG files by name into `folder`, and make it where it is missing; every file appears whole.
+    """Writes PNG files by name into `folder`, and makes it where it is missing; every file appears whole.
 
     Raises ForerunError where a file can't be written.
     """
@@ -68,7 +68,7 @@ def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> list[Path]:
 
 
 def _draw(axes: Any, plot: Plot) -> None:
-    """Draw the traces of a plot, then its axes."""
+    """Draws the traces of a plot, then its axes."""
     layout = plot.layout
     places = {side: _places(plot, side) for side in "xy"}
     below: dict[Any, float] = {}
@@ -94,7 +94,7 @@ def _draw(axes: Any, plot: Plot) -> None:
 
 
 def _places(plot: Plot, side: str) -> dict[str, int]:
-    """Where each category stands on an axis; empty for an axis of numbers."""
+    """Returns the place of each category on an axis; empty for an axis of numbers."""
     names = [*plot.layout[f"{side}axis"].get("categoryarray", ())]
     names += [each for trace in plot.data for each in trace[side] if isinstance(each, str)]
     return {name: i for i, name in enumerate(dict.fromkeys(names))}
@@ -105,7 +105,7 @@ def _at(values: Sequence[Any], places: Mapping[str, int]) -> list[float]:
 
 
 def _bars(axes: Any, trace: Mapping[str, Any], layout: Mapping[str, Any], places: Any, below: dict[Any, float]) -> None:
-    """The bars of a trace as rectangles, those of one look together."""
+    """Draws the bars of a trace as rectangles, those of one look together."""
     import matplotlib.collections
 
     lying = trace.get("orientation") == "h"
@@ -150,7 +150,7 @@ def _bars(axes: Any, trace: Mapping[str, Any], layout: Mapping[str, Any], places
 
 
 def _area(axes: Any, trace: Mapping[str, Any], below: dict[Any, float]) -> None:
-    """A part of a stack, on the parts before it."""
+    """Draws a part of a stack, on the parts before it."""
     low = [below.get(x, 0.0) for x in trace["x"]]
     high = [under + part for under, part in zip(low, trace["y"], strict=True)]
     below.update(zip(trace["x"], high, strict=True))
@@ -159,7 +159,7 @@ def _area(axes: Any, trace: Mapping[str, Any], below: dict[Any, float]) -> None:
 
 
 def _line(axes: Any, trace: Mapping[str, Any], places: Any) -> None:
-    """A line, its markers, or both, with words below or above them."""
+    """Draws a line, its markers, or both, with words below or above them."""
     x, y = _at(trace["x"], places["x"]), _at(trace["y"], places["y"])
     line, marker, mode = trace.get("line", {}), trace.get("marker", {}), trace["mode"]
     symbol = marker.get("symbol", "circle")
@@ -189,7 +189,7 @@ def _line(axes: Any, trace: Mapping[str, Any], places: Any) -> None:
 
 
 def _axis(axis: Any, said: Mapping[str, Any], places: Mapping[str, int]) -> None:
-    """The title, scale, limits and ticks of an axis."""
+    """Draws the title, scale, limits and ticks of an axis."""
     axes, side = axis.axes, axis.axis_name
     set_limits = getattr(axes, f"set_{side}lim")
     axis.set_label_text(_plain(said["title"]["text"]))
@@ -218,7 +218,7 @@ def _axis(axis: Any, said: Mapping[str, Any], places: Mapping[str, int]) -> None
 
 
 def _each(value: Any, n: int) -> list[Any]:
-    """One value for each of `n` bars."""
+    """Returns one value for each of `n` bars."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * n
 
 
@@ -229,5 +229,5 @@ def _on(colour: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text without the little HTML that plotly reads."""
+    """Returns text without the little HTML that plotly reads."""
     return html.unescape(text.replace("<br>", "\n"))

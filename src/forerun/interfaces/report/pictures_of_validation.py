@@ -38,7 +38,7 @@ _WIDTH_INCHES = 8.0
 
 
 def write_validation_pictures(folder: Path, results: Sequence[RowResult]) -> list[Path]:
-    """Write every picture that the rows give as a PNG file into `folder`, which is made; each appears whole.
+    """Writes every picture that the rows give as a PNG file into `folder`, which is made; each appears whole.
 
     Raises ForerunError where matplotlib is not installed or a file can't be written.
     """
@@ -48,7 +48,7 @@ def write_validation_pictures(folder: Path, results: Sequence[RowResult]) -> lis
 
 
 def validation_pictures(results: Sequence[RowResult]) -> dict[str, bytes]:
-    """PNG files by name. A picture without any point is left out."""
+    """Returns PNG files by name. A picture without any point is left out."""
     timed = [each for each in results if _error(each) is not None]
     shown = [each for each in timed if each.row.tier in _TIERS]
     out = {}
@@ -78,7 +78,7 @@ def _error(result: RowResult) -> float | None:
 
 
 def _memory(result: RowResult) -> tuple[float, float] | None:
-    """(measured, predicted) peak in GiB."""
+    """Returns the (measured, predicted) peak in GiB."""
     measured = metrics.measured_memory_gib(result.row)
     if measured is None or result.prediction is None:
         return None
@@ -124,7 +124,7 @@ def _points(axes: Any, points: Sequence[tuple[float, float]], marker: str, colou
 
 
 def _diagonal(axes: Any, points: Sequence[tuple[float, float]]) -> None:
-    """Make both scales logarithmic and equal, and draw the lines of equality and of small errors."""
+    """Makes both scales logarithmic and equal, and draws the lines of equality and of small errors."""
     low, high = 0.7 * min(min(point) for point in points), 1.4 * max(max(point) for point in points)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -142,7 +142,7 @@ def _diagonal(axes: Any, points: Sequence[tuple[float, float]]) -> None:
 def _errors(
     results: Sequence[RowResult], what: str, key: Callable[[RowResult], str], order: Sequence[str] = ()
 ) -> bytes:
-    """Errors of the step time by group: a box of the middle half, whiskers to 80 %, and every row.
+    """Returns errors of the step time by group: a box of the middle half, whiskers to 80 %, and every row.
 
     Groups stand in `order`, or the largest first.
     """
@@ -177,7 +177,7 @@ def _errors(
 
 
 def _strip(axes: Any, y: float, errors: Sequence[float], colour: str, face: str) -> None:
-    """A point for each error around the height `y`; neighbours stand at different heights."""
+    """Draws a point for each error around the height `y`; neighbours stand at different heights."""
     ordered = sorted(errors)
     heights = [y + _SPREAD * ((3 * i) % 7 - 3) / 3 for i in range(len(ordered))]
     shown = [100 * max(-_FAR, min(_FAR, error)) for error in ordered]
@@ -188,7 +188,7 @@ def _strip(axes: Any, y: float, errors: Sequence[float], colour: str, face: str)
 
 
 def _box(axes: Any, y: float, errors: Sequence[float]) -> None:
-    """The median, the middle half and the middle 80 % of `errors` as bars of three widths."""
+    """Draws the median, the middle half and the middle 80 % of `errors` as bars of three widths."""
     if len(errors) < metrics.MIN_GROUP:
         return
     at = [100 * max(-_FAR, min(_FAR, metrics.quantile(errors, share))) for share in (0.1, 0.25, 0.5, 0.75, 0.9)]

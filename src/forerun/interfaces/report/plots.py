@@ -35,7 +35,7 @@ _FAR = 2.5
 
 
 def rounded(values: Sequence[float]) -> list[float]:
-    """Round values to a few significant digits, which keeps a page small."""
+    """Rounds values to a few significant digits, which keeps a page small."""
     return [float(f"{value:.{_DIGITS}g}") for value in values]
 
 
@@ -59,7 +59,7 @@ def layout(x: dict[str, Any], y: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def hatch(shape: str | list[str]) -> dict[str, Any]:
-    """White lines over the colour of a bar."""
+    """Returns white lines over the colour of a bar."""
     return {"shape": shape, "fillmode": "overlay", "fgcolor": "#ffffff", "size": 7, "solidity": 0.25}
 
 
@@ -85,7 +85,7 @@ def marker(look: Look) -> dict[str, Any]:
 
 
 def stacked_areas(x: Sequence[float], parts: Sequence[tuple[Look, Sequence[float]]], unit: str) -> list[dict[str, Any]]:
-    """Stacked parts; every level holds from its x to the next one."""
+    """Returns stacked parts; every level holds from its x to the next one."""
     return [
         {
             "type": "scatter",
@@ -104,7 +104,8 @@ def stacked_areas(x: Sequence[float], parts: Sequence[tuple[Look, Sequence[float
 
 
 def labelled_bars(rows: Sequence[tuple[str, str, float]], title: str, about: str, hover: Sequence[str] = ()) -> Plot:
-    """Horizontal bars of (name, value in words, percent), with the value in the label; `hover` adds a text to each."""
+    """Returns horizontal bars of (name, value in words, percent), with the value in the label; `hover` adds a text to
+    each."""
     data = {
         "type": "bar",
         "orientation": "h",
@@ -120,7 +121,7 @@ def labelled_bars(rows: Sequence[tuple[str, str, float]], title: str, about: str
 
 
 def shares_plot(rows: Sequence[tuple[str, str, float]], about: str) -> Plot:
-    """Bars of shares of the step, of 1: (name, value in words, share)."""
+    """Returns the bars of shares of the step, of 1: (name, value in words, share)."""
     said = [(name, f"{percent(share)}, {words}", 100 * share) for name, words, share in rows]
     return labelled_bars(said, "share of the step, %", about)
 
@@ -209,7 +210,7 @@ def _slices(shown: Sequence[Lane], work: str, scale: float, step_ps: int) -> dic
 
 
 def memory_plot(simulation: Simulation) -> Plot:
-    """Allocated memory of the fullest rank by category over the step, with the device's limit."""
+    """Returns allocated memory of the fullest rank by category over the step, with the device's limit."""
     curve, prediction = memory_curve(simulation), simulation.prediction
     unit, size = time_unit(curve.end_s)
     times = [time / size for time in (*curve.time_s, curve.end_s)]
@@ -295,7 +296,7 @@ def _named_bars(bars: Sequence[Bar], parts: Sequence[tuple[Look, Sequence[float]
 
 
 def causes_plot(rows: Sequence[tuple[str, Mapping[str, float], str]], about: str) -> Plot:
-    """Step times by CAUSES side by side: (name, cause -> seconds, what else to say under the name)."""
+    """Returns step times by CAUSES side by side: (name, cause -> seconds, what else to say under the name)."""
     longest = max((sum(parts.values()) for _, parts, _ in rows), default=1.0) or 1.0
     unit, size = time_unit(longest)
     names = [f"{plot_text(name)}<br>{plot_text(words)}" for name, _, words in rows]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LineLook:
-    """How a line is told from others, also in grey, in plotly's names."""
+    """Makes a line different from others, also in grey; names are plotly's."""
 
     colour: str
     symbol: str
@@ -66,7 +66,8 @@ def x_name(sweep: Sweep) -> str:
 
 
 def lines(sweep: Sweep) -> list[Line]:
-    """Points where something fits: a line over GPUs for each batch, or one over batches for one number of GPUs."""
+    """Returns points where something fits: a line over GPUs for each batch, or one over batches for one number of
+    GPUs."""
     found = [point for point in sweep.points if point.best is not None]
     if _has_one_size(sweep):
         return [Line(f"{found[0].n_gpus:,} GPUs", [point.global_batch for point in found], found)] if found else []
@@ -211,7 +212,7 @@ def _front(front: Front, size: float) -> dict[str, Any]:
 
 
 def sweep_plot(sweep: Sweep, panel: Panel) -> Plot:
-    """One figure of the best plan of every point of a sweep."""
+    """Returns one figure of the best plan of every point of a sweep."""
     shown = lines(sweep)
     data = [
         {

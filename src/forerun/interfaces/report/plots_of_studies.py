@@ -29,7 +29,7 @@ def sensitivities_plot(rows: Sequence[WhatIf]) -> Plot:
 
 
 def efficiency_plot(study: ScalingStudy) -> Plot:
-    """Efficiency over GPUs."""
+    """Returns the efficiency over GPUs."""
     points = _ran(study)
     gpus = [point.n_gpus for point in points]
     threshold = 100 * study.request.thresholds.efficiency
@@ -47,7 +47,7 @@ def efficiency_plot(study: ScalingStudy) -> Plot:
 
 
 def throughput_plot(study: ScalingStudy) -> Plot:
-    """Throughput over GPUs."""
+    """Returns the throughput over GPUs."""
     points = _ran(study)
     gpus = [point.n_gpus for point in points]
     rates = rounded([point.samples_per_s for point in points])

@@ -1,4 +1,4 @@
-"""What a profile holds and what its analysis says: console tables, records for JSON, files of CSV."""
+"""Shows what a profile holds and what its analysis says: console tables, records for JSON, files of CSV."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def facts_record(facts: Sequence[ProfileFacts]) -> dict[str, Any]:
 
 
 def print_facts(out: Console, facts: Sequence[ProfileFacts]) -> None:
-    """Print what each file holds, and what it lacks."""
+    """Prints what each file holds, and what it lacks."""
     for number, one in enumerate(facts):
         if number:
             out.print()
@@ -86,14 +86,14 @@ def analysis_record(analysis: Analysis) -> dict[str, Any]:
 
 
 def write_analysis(folder: Path, analysis: Analysis) -> None:
-    """Write a CSV file for each table into `folder`. Raises ForerunError where that fails."""
+    """Writes a CSV file for each table into `folder`. Raises ForerunError where that fails."""
     make_folder(folder)
     for table in analysis.tables:
         write_table(folder / f"{table.name}.csv", table.columns, table.rows)
 
 
 def print_analysis(out: Console, analysis: Analysis, top: int) -> None:
-    """Print the tables of all ranks, with the `top` kernels and annotations of the most time."""
+    """Prints the tables of all ranks, with the `top` kernels and annotations of the most time."""
     for name, title in _TITLES.items():
         table = analysis.table(name)
         if not table.rows:
@@ -137,7 +137,7 @@ def import_record(found: Imported, path: Path) -> dict[str, Any]:
 
 
 def print_import(out: Console, found: Imported, path: Path) -> None:
-    """Print what was imported and how well it replays."""
+    """Prints what was imported and how well it replays."""
     record = import_record(found, path)
     times = found.step_times_s
     print_title(out, f"{path}: {found.name}, {record['profiled_ranks']} of {record['ranks']} ranks")

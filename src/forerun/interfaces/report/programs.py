@@ -48,12 +48,12 @@ def _fitting_record(each: Fitting) -> dict[str, Any]:
 
 
 def write_programs_csv(path: str | Path, ranking: ProgramRanking) -> None:
-    """Every file as one row, the best first. Raises ForerunError where the file can't be written."""
+    """Writes every file as one row, the best first. Raises ForerunError where the file can't be written."""
     write_rows(path, ranking.to_rows())
 
 
 def print_programs(out: Console, ranking: ProgramRanking, top: int) -> None:
-    """Print the ranking, the distribution of times, and the programs that do not fit or can't be predicted."""
+    """Prints the ranking, the distribution of times, and the programs that do not fit or can't be predicted."""
     counts = ranking.counts
     print_title(out, f"{counts['considered']} programs of {ranking.folder} on {ranking.cluster}")
     if ranking.fitting:
@@ -104,7 +104,7 @@ def _mesh(each: Fitting) -> str:
 
 
 def _print_warning(out: Console, ranking: ProgramRanking) -> None:
-    """A warning if programs with different tokens are ranked by time."""
+    """Prints a warning if programs with different tokens are ranked by time."""
     tokens = {each.tokens_per_step for each in ranking.ranked}
     if ranking.objective == "time" and tokens == {None}:
         out.print("! the order holds if all steps train on the same tokens; --tokens-per-step N says how many")

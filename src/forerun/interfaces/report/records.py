@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
-    """Every field of a plan; what a plan file takes."""
+    """Returns every field of a plan; what a plan file takes."""
     values = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -27,7 +27,7 @@ def anchor_record(plan: Plan | None, step_time_s: float) -> dict[str, Any]:
 
 
 def prediction_record(prediction: Prediction) -> dict[str, Any]:
-    """Every figure of a prediction, its plan as an object, or null for a Program.
+    """Returns every figure of a prediction, its plan as an object, or null for a Program.
 
     `network`, `loop`, and `missing` of the user's measurements, only where they were given; `init` only where it is
     known; `sample` and its rate only of a model given layer by layer.

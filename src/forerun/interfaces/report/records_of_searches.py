@@ -65,12 +65,12 @@ def front_record(front: Front) -> dict[str, Any]:
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
-    """What became of the plans that the user asked about; `plan` is null if there is none."""
+    """Returns what became of the plans that the user asked about; `plan` is null if there is none."""
     return {"text": verdict.text, "plan": None if verdict.plan is None else plan_record(verdict.plan)}
 
 
 def standing_record(stands: Standing) -> dict[str, Any]:
-    """Where a recipe's own plan stands; `rank` is one more than the listed plans where all of them are faster."""
+    """Returns the place of a recipe's own plan; `rank` is one more than the listed plans if all of them are faster."""
     prediction = stands.prediction
     return {
         "plan": plan_record(prediction.own_plan()),
@@ -116,7 +116,7 @@ def bin_record(each: Bin) -> dict[str, Any]:
 
 
 def write_csv(path: str | Path, result: SearchResult) -> None:
-    """Every possible plan of a search as one row, best first. The file appears whole or not at all.
+    """Writes every possible plan of a search as one row, best first. The file appears whole or not at all.
 
     Raises ForerunError where the file can't be written.
     """

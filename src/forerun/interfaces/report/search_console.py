@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def print_search(out: Console, result: SearchResult, top: int, flops_per_token: float, again: str) -> None:
-    """A search: the best plans, how the times spread, what was left out and why, the winner in detail.
+    """Prints a search: the best plans, how the times spread, what was left out and why, the winner in detail.
 
     `again` is the command that predicts the best plan.
     """
@@ -66,13 +66,13 @@ def print_search(out: Console, result: SearchResult, top: int, flops_per_token: 
 
 
 def print_verdict(out: Console, asked: str, verdict: Verdict) -> None:
-    """Print in one line what became of the plans that the user asked about."""
+    """Prints in one line what became of the plans that the user asked about."""
     plan = "" if verdict.plan is None else f" ({plan_words(verdict.plan)})"
     out.print(f"{asked}: {verdict.text}{plan}", soft_wrap=True)
 
 
 def print_standing(out: Console, stands: Standing, top: int) -> None:
-    """Print in one line where a recipe's own plan stands among the `top` best ones."""
+    """Prints in one line where a recipe's own plan stands among the `top` best ones."""
     own, place = stands.prediction.own_plan(), f"place {stands.rank}" if stands.rank <= top else f"behind place {top}"
     apart = f"{abs(stands.behind):.1%} {'slower' if stands.behind >= 0 else 'faster'} than the best plan that fits"
     fits = "" if stands.prediction.fits else "; it does not fit"
@@ -81,7 +81,7 @@ def print_standing(out: Console, stands: Standing, top: int) -> None:
 
 
 def print_sweep(out: Console, sweep: Sweep, flops_per_token: float, again: str) -> None:
-    """A sweep: the best of each point, their plans or why there is none, the best of all in detail.
+    """Prints a sweep: the best of each point, their plans or why there is none, the best of all in detail.
 
     `again` is the command that predicts the best plan.
     """
@@ -148,7 +148,7 @@ def _question(point: SweepPoint) -> str:
 
 
 def _print_front(out: Console, front: Front) -> None:
-    """Print the plans that no other beats in both time and memory, and how far this is certain."""
+    """Prints the plans that no other beats in both time and memory, and how far this is certain."""
     rows = (
         (seconds(each.step_time_s), rate(each.tokens_per_s_per_gpu), f"{each.peak_reserved_gib:.1f}", _words(each))
         for each in front.places
@@ -198,7 +198,7 @@ def _ranking(result: SearchResult, top: int) -> Table:
 
 
 def _print_choices(out: Console, result: SearchResult) -> None:
-    """Print what single choices are worth."""
+    """Prints what single choices are worth."""
     if not result.choices:
         return
     out.print()

@@ -38,12 +38,12 @@ class Bar:
 
     @property
     def label(self) -> str:
-        """`4`, or `4 to 99`."""
+        """Returns `4`, or `4 to 99`."""
         return str(self.first) if self.count == 1 else f"{self.first} to {self.first + self.count - 1}"
 
 
 def iteration_bars(iterations: Sequence[Iteration], most: int = _MOST_BARS) -> list[Bar]:
-    """One bar for each entry; with more than `most` of them, bars of about equally many iterations."""
+    """Returns one bar for each entry; with more than `most` of them, bars of about equally many iterations."""
     if len(iterations) <= most:
         return [Bar(each.first, each.repeats, dict(each.breakdown_s), each.note) for each in iterations]
     total = iterations[-1].first + iterations[-1].repeats
@@ -105,6 +105,6 @@ def found_too_large(result: SearchResult) -> list[Prediction]:
 
 
 def cumulated(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Sorted values and the share of them that is at most as large, in %; equal ones once."""
+    """Returns sorted values and the share of them that is at most as large, in %; equal ones once."""
     ordered, counts = np.unique(np.array(values, np.float64), return_counts=True)
     return ordered.tolist(), (100 * np.cumsum(counts) / max(1, len(values))).tolist()

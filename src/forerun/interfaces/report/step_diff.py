@@ -1,4 +1,4 @@
-"""What a change of a program does to its step, as console tables and as a record for JSON."""
+"""Shows what a change of a program does to its step, as console tables and as a record for JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CAUSE_LEAST_S = 1e-6
 
 
 def diff_record(diff: StepDiff) -> dict[str, Any]:
-    """Every figure of a diff; work in order of lost time, tensors in order of grown bytes."""
+    """Returns every figure of a diff; work in order of lost time, tensors in order of grown bytes."""
     return {
         "before": _figures(diff.before),
         "after": _figures(diff.after),
@@ -42,7 +42,7 @@ def _figures(prediction: Prediction) -> dict[str, Any]:
 
 
 def print_diff(out: Console, diff: StepDiff, top: int) -> None:
-    """Print both steps, the causes, and the `top` changes of work and of tensors."""
+    """Prints both steps, the causes, and the `top` changes of work and of tensors."""
     _print_steps(out, diff)
     if not diff.work and not diff.tensors:
         out.print()

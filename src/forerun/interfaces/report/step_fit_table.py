@@ -47,7 +47,7 @@ LARGE_PARAMETERS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Anchored:
-    """What an anchor corrects, of constants that are fitted to all steps and with a step's family left out."""
+    """Compares what an anchor corrects of constants fitted to all steps and of those with a step's family left out."""
 
     fitted: AnchoredErrors
     left_out: AnchoredErrors
@@ -185,7 +185,8 @@ def _print_sources(out: Console, record: dict[str, Any]) -> None:
 
 
 def step_fit_csv(fit: Fit, anchored: Anchored | None, by_source: F64 | None = None) -> str:
-    """One line a step: seconds measured and predicted; mean absolute error left out, with another step as anchor."""
+    """Returns one line a step: seconds measured and predicted; mean absolute error left out, with another step as
+    anchor."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -209,7 +210,7 @@ def _print_families(out: Console, title: str, families: dict[str, dict[str, floa
 
 
 def _errors(fit: Fit, seconds: F64) -> F64:
-    """log(predicted / measured)."""
+    """Returns log(predicted / measured)."""
     out: F64 = np.log(seconds) - np.log([step.measured_s for step in fit.steps])
     return out
 
@@ -224,7 +225,7 @@ def _families(fit: Fit, figures: Callable[[list[int]], dict[str, float]]) -> dic
 
 
 def _anchored_by_family(fit: Fit, anchored: Sequence[F64]) -> dict[str, dict[str, float]]:
-    """Every step under each anchor; a step counts once, however many anchors there are."""
+    """Returns every step under each anchor; a step counts once, however many anchors there are."""
 
     def figures(own: list[int]) -> dict[str, float]:
         some = [anchored[number] for number in own if len(anchored[number])]
@@ -252,7 +253,7 @@ def _figures(errors: F64, weights: F64 | None = None) -> dict[str, float]:
 
 
 def _quantile(values: F64, weights: F64, share: float) -> float:
-    """Quantile of weighted values, linear between their middles: numpy's own where all weigh the same."""
+    """Returns the quantile of weighted values, linear between their middles: numpy's own where all weigh the same."""
     order = np.argsort(values, kind="stable")
     ends = np.cumsum(weights[order])
     middles = (ends - ends[0]) / max(ends[-1] - ends[0], 1e-300)

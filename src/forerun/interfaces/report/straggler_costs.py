@@ -1,4 +1,4 @@
-"""What stragglers cost a job in tables, plain data and a page; the console and the page print the same rows."""
+"""Shows what stragglers cost a job in tables, plain data and a page; the console and the page print the same rows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _whole_percent(share: float) -> str:
 
 
 def print_costs(out: Console, costs: StragglerCosts) -> None:
-    """Print what stragglers cost a job."""
+    """Prints what stragglers cost a job."""
     out.print(Text(heading(costs), style="bold"))
     out.print(subtitle(costs), soft_wrap=True)
     out.print()

@@ -78,7 +78,7 @@ def _figures(sweep: Sweep, point: SweepPoint) -> tuple[str, ...]:
 
 
 def _front(sweep: Sweep) -> list[Part]:
-    """Plans that no other beats in everything."""
+    """Returns the plans that no other beats in everything."""
     if not sweep.front:
         return []
     rows = tuple(

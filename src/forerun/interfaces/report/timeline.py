@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def timeline_record(simulation: Simulation, rank_class: int, depth: int) -> dict[str, Any]:
-    """All rows of the tables of one rank class, and the prediction."""
+    """Returns all rows of the tables of one rank class, and the prediction."""
     cls = simulation.program.rank_classes[rank_class]
     return {
         "prediction": prediction_record(simulation.prediction),
@@ -31,7 +31,7 @@ def timeline_record(simulation: Simulation, rank_class: int, depth: int) -> dict
 
 
 def print_timeline(out: Console, simulation: Simulation, rank_class: int, top: int, depth: int) -> None:
-    """The `top` kernels and modules of one rank class, and its streams."""
+    """Prints the `top` kernels and modules of one rank class, and its streams."""
     cls, prediction = simulation.program.rank_classes[rank_class], simulation.prediction
     print_heading(out, prediction)
     out.print(f"step time {seconds(prediction.step_time_s)}; shown: {cls.name} ({cls.n_ranks} ranks)")

@@ -16,7 +16,7 @@ _NOTES = 8
 
 
 def print_trace(out: Console, program: Program, path: Path, seconds: float) -> None:
-    """Print the file of the Program, its contents for each role, and what the tracer had to guess."""
+    """Prints the file of the Program, its contents for each role, and what the tracer had to guess."""
     print_title(out, f"{path}: {program.meta.get('name')} on {program.meta.get('world_size')} ranks")
     out.print(f"traced in {seconds:.1f} s; forerun predict --program {path} --cluster NAME", soft_wrap=True)
     out.print()
@@ -51,7 +51,7 @@ def _counts(program: Program, number: int) -> np.ndarray:
 
 
 def _print_collectives(out: Console, program: Program) -> None:
-    """Collectives of the first role by group and kind."""
+    """Prints the collectives of the first role by group and kind."""
     ops, count = program.ops, _counts(program, 0)
     rows: dict[tuple[int, int], list[float]] = {}
     for row in np.flatnonzero(ops.is_collective & (count > 0)).tolist():

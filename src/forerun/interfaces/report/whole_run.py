@@ -140,7 +140,7 @@ def cost_words(study: RunStudy) -> str:
 
 
 def print_study(out: Console, study: RunStudy, ranked: Sequence[RunStudy] = ()) -> None:
-    """Print a study of a whole run, and its alternatives."""
+    """Prints a study of a whole run, and its alternatives."""
     out.print(Text(heading(study), style="bold"))
     out.print(conditions(study), soft_wrap=True)
     out.print()

@@ -27,7 +27,7 @@ def mark(prediction: Prediction) -> str:
 
 
 def notes_on(places: Iterable[Prediction]) -> list[str]:
-    """Warnings of the plans of a ranking, each once; the one that `mark` stands for starts with it."""
+    """Returns the warnings of the plans of a ranking, each once; the one that `mark` stands for starts with it."""
     found = dict.fromkeys(line for place in places for line in place.warnings)
     return [f"! {line}" if line == TIGHT else line for line in found]
 

@@ -17,7 +17,7 @@ SCHEMA_VERSION = 1
 
 
 def to_json(record: dict[str, Any]) -> str:
-    """One JSON object, indented, with the version of its schema first.
+    """Returns one JSON object, indented, with the version of its schema first.
 
     Figures that are not numbers would be a fault, so they raise ValueError.
     """
@@ -34,7 +34,8 @@ def finite(value: Any) -> Any:
 
 
 def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Rows with the same keys as CSV. The file appears whole or not at all; ForerunError where it can't be written."""
+    """Writes rows with the same keys as CSV. The file appears whole or not at all; ForerunError where it can't be
+    written."""
     with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["rank"], lineterminator="\n")
         writer.writeheader()
@@ -42,7 +43,7 @@ def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_table(path: str | Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Rows of cells as CSV; a figure that does not exist is empty. The file appears whole or not at all.
+    """Writes rows of cells as CSV; a figure that does not exist is empty. The file appears whole or not at all.
 
     Raises ForerunError where the file can't be written.
     """

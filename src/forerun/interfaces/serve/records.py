@@ -1,4 +1,4 @@
-"""What the page gets of plans, searches and documents: plain data, with the figures of the reports."""
+"""Turns plans, searches and documents into plain data for the page, with the figures of the reports."""
 
 from __future__ import annotations
 

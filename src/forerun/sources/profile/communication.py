@@ -1,4 +1,4 @@
-"""Which kernels communicate between GPUs, by their names (`communication.yaml`)."""
+"""Finds the kernels that communicate between GPUs, by their names (`communication.yaml`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of Forerun's devices a profile was recorded on."""
+"""Finds the device of Forerun's that a profile was recorded on."""
 
 from __future__ import annotations
 

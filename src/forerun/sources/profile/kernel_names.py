@@ -1,4 +1,4 @@
-"""What a kernel does, by its name (`kernel_names.yaml`)."""
+"""Finds what a kernel does by its name (`kernel_names.yaml`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["product", "attention", "attention_backward", "recurrence", "opti
 
 
 class KernelWork(NamedTuple):
-    """What a name tells."""
+    """Holds what a kernel's name tells."""
 
     kind: Kind
     work: str

@@ -43,7 +43,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """What one device of a snapshot tells."""
+    """Holds what a snapshot tells of one device."""
 
     path: str
     device: int

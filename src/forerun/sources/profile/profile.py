@@ -65,22 +65,22 @@ class Profile:
 
     @cached_property
     def is_gpu_work(self) -> Mask:
-        """The mask (rows,) of kernels, copies and fills."""
+        """Returns the mask (rows,) of kernels, copies and fills."""
         return self.in_categories(GPU_WORK)
 
     @cached_property
     def is_call(self) -> Mask:
-        """The mask (rows,) of calls to the device's runtime."""
+        """Returns the mask (rows,) of calls to the device's runtime."""
         return self.in_categories(CALLS)
 
     @cached_property
     def is_operator(self) -> Mask:
-        """The mask (rows,) of PyTorch's operators."""
+        """Returns the mask (rows,) of PyTorch's operators."""
         return self.in_categories(OPERATORS)
 
     @cached_property
     def steps(self) -> I64:
-        """Rows of the profiler's steps on the host, in order of time."""
+        """Returns the rows of the profiler's steps on the host, in order of time."""
         named = self.text_mask(lambda text: text.startswith(STEP))[self.rows.name]
         on_host = ~self.in_categories(frozenset(("gpu_user_annotation",)))
         found = np.flatnonzero(named & on_host & (self.rows.dur_ns >= 0))
@@ -94,7 +94,7 @@ class Profile:
 
     @property
     def world_size(self) -> int | None:
-        """The number of ranks of the run, None where the file does not say."""
+        """Returns the number of ranks of the run, None where the file does not say."""
         return _whole(self._distributed.get("world_size"))
 
     @property
@@ -107,7 +107,7 @@ class Profile:
 
     @property
     def base_ns(self) -> int:
-        """The time of the clock at which the file's times begin, 0 where they are times of the clock."""
+        """Returns the time of the clock at which the file's times begin, 0 where they are times of the clock."""
         return _whole(self.metadata.get("baseTimeNanoseconds")) or 0
 
     @property

@@ -1,4 +1,4 @@
-"""What every kernel of a step waited for (its launch, its stream, events of other streams), and what the host did.
+"""Finds what every kernel of a step waited for (its launch, its stream, other streams' events), and what the host did.
 
 What the file does not say is inferred from times, and only where the measured times allow it: nothing waits for what
 ended after it started. What is left between the last of these and the start of a kernel is its delay.

@@ -54,12 +54,13 @@ class Step:
 
     @property
     def leads(self) -> Mask:
-        """The mask (work,) of what began while the step before was still running, such as copies of the next batch."""
+        """Returns the mask (work,) of what began while the step before was still running, such as copies of the next
+        batch."""
         return np.asarray(self.start_ns < self.before_ns)
 
     @property
     def done_ns(self) -> int:
-        """When host and device have done the step."""
+        """Returns when host and device have done the step."""
         return max(self.end_ns, int(self.finish_ns.max(initial=self.end_ns)))
 
 

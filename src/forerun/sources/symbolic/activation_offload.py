@@ -1,4 +1,4 @@
-"""When offloaded activations leave the device for host memory, and when they come back.
+"""Decides when offloaded activations leave the device for host memory, and when they come back.
 
 Copies run in turns. The activations of one turn are copied to the host beside the next forward turn, and the device
 frees them when that turn ends. They are fetched beside the backward turn before their own, whose start allocates their

@@ -26,7 +26,7 @@ class Exchange:
 
     @property
     def size_bytes(self) -> float:
-        """The bytes of all tensors."""
+        """Returns the bytes of all tensors."""
         return sum(self.tensors) * self.element_bytes
 
 

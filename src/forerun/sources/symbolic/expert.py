@@ -157,18 +157,18 @@ class _Routed:
 
     @property
     def _narrow(self) -> bool:
-        """Whether tokens travel in 8 bits."""
+        """Returns whether tokens travel in 8 bits."""
         return self.way.fp8_dispatch and self.kernels.fp8
 
     @property
     def _sent_row(self) -> int:
-        """The bytes of a token on its way to the experts."""
+        """Returns the bytes of a token on its way to the experts."""
         hidden = self.shapes.hidden
         return hidden + 4 * ceil_div(hidden, _SCALED_TILE) if self._narrow else self.row
 
     @property
     def _unique(self) -> int:
-        """The tokens that arrive at the rank: one may have several of its experts."""
+        """Returns the tokens that arrive at the rank: one may have several of its experts."""
         share = parts_reached(self.kernels.plan.ep, self._routing(0)) / self.moe.top_k
         return round(self.copies * self.busiest * share)
 
@@ -184,7 +184,7 @@ class _Routed:
 
     @property
     def _order_style(self) -> Style:
-        """The style of the kernels that bring tokens into the order of the experts, and back."""
+        """Returns the style of the kernels that bring tokens into the order of the experts, and back."""
         return "fused" if self.way.orders_tokens else self.kernels.stack.moe
 
     def _sent_once(self, x: str) -> str:

@@ -81,32 +81,32 @@ class PlanKernels:
 
     @cached_property
     def accumulate_dtype(self) -> str:
-        """The dtype of the buffer that micro batches add their gradients to."""
+        """Returns the dtype of the buffer that micro batches add their gradients to."""
         return str(rules.accumulate_dtype(self.plan, self.stack))
 
     @cached_property
     def reduce_dtype(self) -> str:
-        """The dtype in which gradients are reduced."""
+        """Returns the dtype in which gradients are reduced."""
         return str(rules.reduce_dtype(self.plan, self.stack))
 
     @cached_property
     def grad_bytes(self) -> int:
-        """The bytes of an element of a weight gradient as the backward pass leaves it."""
+        """Returns the bytes of an element of a weight gradient as the backward pass leaves it."""
         return int(rules.gradient_bytes(self.plan))
 
     @property
     def in_graphs(self) -> bool:
-        """Whether compiled code runs from CUDA graphs, which have a memory pool of their own."""
+        """Returns whether compiled code runs from CUDA graphs, which have a memory pool of their own."""
         return self.plan.compiles_layers and self.plan.cuda_graphs
 
     @property
     def whole_graph(self) -> bool:
-        """Whether the forward pass is one compiled graph, and so is the backward pass."""
+        """Returns whether the forward pass is one compiled graph, and so is the backward pass."""
         return self.stack.whole_graph and self.plan.compiles_layers and not self.breaks_graphs
 
     @property
     def caches_casts(self) -> bool:
-        """Whether weights are cast to fp8 once a step and the casts are kept for all micro batches."""
+        """Returns whether weights are cast to fp8 once a step and the casts are kept for all micro batches."""
         return self.fp8 and self.stack.fp8_caches_weights and not self.plan.shards_parameters
 
     # -- memory-bound --------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class PlanKernels:
 
     @property
     def loss_style(self) -> NormStyle:
-        """The style of the loss, which some stacks leave out of what they compile."""
+        """Returns the style of the loss, which some stacks leave out of what they compile."""
         compiled = self.plan.compile and self.plan.compile_loss and self.stack.compiles_loss and self.stack.inductor
         return "compiled" if compiled else self.stack.loss
 
@@ -184,7 +184,7 @@ class PlanKernels:
 
     @property
     def _cast_pattern(self) -> str:
-        """The pattern of casts to the plan's narrow precision."""
+        """Returns the pattern of casts to the plan's narrow precision."""
         if self.plan.precision == "nvfp4":
             return "nvfp4_cast"
         by_recipe = {"block": "fp8_cast_block", "mx": "fp8_cast_mx", "delayed": "fp8_cast_delayed"}
@@ -237,12 +237,12 @@ class TransformerKernels(PlanKernels):
 
     @property
     def norm_pattern(self) -> str:
-        """The pattern of a norm: the model's kind, or that of norms without weights."""
+        """Returns the pattern of a norm: the model's kind, or that of norms without weights."""
         return self.model.norm if self.model.norm_weight else "weightless_norm"
 
     @property
     def transposes_casts(self) -> bool:
-        """Whether the device multiplies fp8 operands in one layout only, so that gathered casts are transposed."""
+        """Returns whether gathered casts are transposed, as the device multiplies fp8 operands in one layout only."""
         return self.architecture in ("ada", "hopper")
 
     def of_reference(self) -> TransformerKernels:

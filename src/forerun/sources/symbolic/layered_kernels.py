@@ -30,24 +30,24 @@ class LayeredKernels(PlanKernels):
 
     @property
     def casts_weights(self) -> bool:
-        """Whether weights are kept in a wider dtype than products read, and cast at each use (torch.autocast)."""
+        """Returns whether weights have a wider dtype than products read, and are cast at each use (torch.autocast)."""
         wider = DTYPE_BYTES[self.plan.master_dtype] > self.weight_bytes
         return (self.stack.autocast or self.plan.autocast) and wider and not self.plan.uses_fsdp
 
     @cached_property
     def accumulate_dtype(self) -> str:
-        """The dtype of the gradient buffer: that of the gradients, unless plan or stack say otherwise."""
+        """Returns the dtype of the gradient buffer: that of the gradients, unless plan or stack say otherwise."""
         as_made = self.plan.accumulate_dtype == "auto" and self.stack.accumulate_dtype == "param"
         return self.plan.master_dtype if as_made and self.casts_weights else super().accumulate_dtype
 
     @cached_property
     def grad_bytes(self) -> int:
-        """The bytes of a gradient element: autocast leaves gradients in the dtype of the weights."""
+        """Returns the bytes of a gradient element: autocast leaves gradients in the dtype of the weights."""
         return DTYPE_BYTES[self.plan.master_dtype] if self.casts_weights else super().grad_bytes
 
     @property
     def attention_kernel(self) -> str:
-        """The name of the fused attention kernel of the plan, or of the stack."""
+        """Returns the name of the fused attention kernel of the plan, or of the stack."""
         return self.stack.attention_kernel(self.plan.attention, self.architecture)
 
     def stages(self, name: str, kernels: Sequence[Kernel], role: int) -> list[Stage]:

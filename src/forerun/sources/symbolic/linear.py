@@ -138,12 +138,14 @@ class Section:
 
     @property
     def gathered_share(self) -> float:
-        """The bytes that a gather of activations moves over their size: with one scale a tensor, casts are gathered."""
+        """Returns the bytes that a gather of activations moves over their size: with one scale a tensor, casts are
+        gathered."""
         return 0.5 if self.kernels.fp8 and self.kernels.plan.fp8_recipe in ("tensorwise", "delayed") else 1.0
 
     @property
     def cast_share(self) -> float:
-        """The share of a gathered tensor that a rank casts to fp8: tensorwise scaling casts before the gather."""
+        """Returns the share of a gathered tensor that a rank casts to fp8: tensorwise scaling casts before the
+        gather."""
         return 1 / self.tp if self.sp and self.gathered_share < 1 else 1.0
 
     def fp8_casts(self, name: str, casts: Casts, weight: float) -> tuple[list[Stage], list[Stage]]:
@@ -234,7 +236,7 @@ class Section:
 
     @property
     def _async_tp(self) -> bool:
-        """Whether a matrix product and the collective beside it are one kernel.
+        """Returns whether a matrix product and the collective beside it are one kernel.
 
         Inductor fuses a gather only with a product that reads its result directly, which scaling other than tensorwise
         does not: it casts to fp8 in between (torch/_inductor/fx_passes/micro_pipeline_tp.py).

@@ -1,4 +1,4 @@
-"""What an optimizer does with whole matrices (Muon, SOAP): who works on which, exchanges, products and states.
+"""Models optimizers of whole matrices (Muon, SOAP): who works on which, exchanges, products and states.
 
 The entry of the optimizer (describe/kernels/optimizers.yaml) says how ranks share the work. Without sharding every rank
 works on all of its matrices. Under ZeRO-1 and ZeRO-2 each rank owns some of them, the largest given first to the rank

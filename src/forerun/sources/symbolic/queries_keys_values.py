@@ -192,7 +192,7 @@ def _projected_names(section: Section) -> tuple[str, str, str]:
 
 
 def repeats_kv(section: Section) -> bool:
-    """Whether key and value heads are copied to the number of query heads; a compiler fuses the copies away."""
+    """Returns whether key and value heads are copied to the number of query heads; a compiler fuses the copies away."""
     kernels, s = section.kernels, section.kernels.shapes
     return (
         kernels.stack.repeat_kv and s.heads != s.kv_heads and not kernels.model.mla and not kernels.plan.compiles_layers

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """How long the gathered parameters of a unit are kept: its weights in three parts."""
+    """Says how long the gathered parameters of a unit are kept: its weights in three parts."""
 
     held: Weights
     """kept from the forward pass to the end of the backward pass"""
@@ -117,17 +117,17 @@ class Weights:
 
     @property
     def held(self) -> int:
-        """The elements of all parameters, trained or frozen."""
+        """Returns the elements of all parameters, trained or frozen."""
         return self.total + sum(self.frozen) + sum(self.frozen_wide) + sum(self.frozen_experts)
 
     @property
     def gradients(self) -> int:
-        """The elements of the gradients."""
+        """Returns the elements of the gradients."""
         return self.total + self.surplus
 
     @property
     def gradient_ratio(self) -> float:
-        """The elements of the gradients over those of the weights."""
+        """Returns the elements of the gradients over those of the weights."""
         return self.gradients / max(1, self.total)
 
     @property

@@ -90,7 +90,7 @@ class Described:
 
 
 def describe(roles: Roles, role: int, known: Known) -> Described:
-    """Describe one recording of a run. Nodes that are equal to `known` ones are those; new ones are added."""
+    """Describes one recording of a run. Nodes that are equal to `known` ones are those; new ones are added."""
     one = _without_implied_waits(roles, role)
     rows, paths = one.ops.rows(), [Path.of(path) for path in one.modules]
     path_of = [paths[k] for k in one.module.tolist()]

@@ -21,7 +21,7 @@ _MOST_LAUNCHES = 32767
 
 
 class LayerExtrapolation:
-    """What every further layer adds to the step of one role, computed from its recordings at three evenly spaced
+    """Holds what every further layer adds to the step of one role, computed from its recordings at three evenly spaced
     depths."""
 
     def __init__(self, shallow: Sequence[Described]) -> None:

@@ -70,7 +70,7 @@ class Job:
 
     @property
     def last_place(self) -> Path:
-        """The file to which Python's fault handler writes the stack when the process dies."""
+        """Returns the file to which Python's fault handler writes the stack when the process dies."""
         return Path(self.folder) / f"rank{self.rank}.fault.txt"
 
     def environment(self) -> dict[str, str]:

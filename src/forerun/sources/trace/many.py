@@ -48,7 +48,7 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """A digest that is equal for jobs that give the same Program; it includes the script's text."""
+        """Returns a digest that is equal for jobs that give the same Program; it includes the script's text."""
         values = asdict(self.job) | {"folder": ""}
         script = Path(self.job.target)
         text = read_bytes(script) if not self.job.is_module and script.is_file() else b""

@@ -30,8 +30,8 @@ class ModuleRequest:
 
     @property
     def depths(self) -> tuple[int, int, int]:
-        """The repetitions of the layers in the variants that are traced: enough that units gathered ahead at both ends
-        of the model don't overlap. The traced process itself records the largest."""
+        """Returns the repetitions of the layers in the variants that are traced: enough that units gathered ahead at
+        both ends of the model don't overlap. The traced process itself records the largest."""
         first = 2 * max(1, self.plan.prefetch)
         return first, first + 1, first + 2
 

@@ -29,7 +29,7 @@ OPERATOR, TRITON, CUDA, EXTENSION = "operator", "triton", "cuda", "extension"
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call costs. Bytes that are None are those of the tensors that the call reads or writes."""
+    """Holds what one call costs. Bytes that are None are those of the tensors that the call reads or writes."""
 
     flops: float = 0.0
     unit: str = ""
@@ -51,7 +51,7 @@ class Cost:
 
 @dataclass
 class Rule:
-    """What is known of one kernel."""
+    """Holds what is known of one kernel."""
 
     kind: str
     name: str

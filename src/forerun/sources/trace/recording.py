@@ -96,7 +96,7 @@ def save_recording(recording: Recording, path: str | Path) -> None:
 
 
 def load_recording(path: str | Path) -> Recording:
-    """Read what `save_recording` wrote; nothing in the file is executed.
+    """Reads what `save_recording` wrote; nothing in the file is executed.
 
     Raises:
         ForerunError: the file can't be read, is no recording, or is damaged.

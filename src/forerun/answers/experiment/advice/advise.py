@@ -126,7 +126,7 @@ def _is_cheaper(before: Figures, after: Figures) -> bool:
 
 
 def advise(request: Request, base: Simulation | None = None, *, most: int = 40, plans: int = 16) -> tuple[Advice, ...]:
-    """Simulate changes of the run of `request` and return those that help, the largest gain first.
+    """Simulates changes of the run of `request` and returns those that help, the largest gain first.
 
     Where the run does not fit in memory, all advice makes it fit, the fastest first and what only just fits last.
     Otherwise advice on speed comes before what frees memory at no loss of speed. Other devices follow: faster ones,
@@ -207,7 +207,7 @@ def _best_plan(desk: _Desk, most: int) -> _Trial | None:
 
 
 def _plain(trials: list[_Trial]) -> Iterator[_Trial]:
-    """`trials` without those of which a part has the same effect: the simpler change is the better one."""
+    """Yields `trials` without those of which a part has the same effect: the simpler change is the better one."""
     parts = [(set(map(repr, trial.candidate.change.items())), trial) for trial in trials]
     for number, (change, trial) in enumerate(parts):
         simpler = (
@@ -241,7 +241,7 @@ def _better(aim: Aim, one: Figures, other: Figures) -> bool:
 
 
 def _together(desk: _Desk, useful: list[_Trial]) -> Advice | None:
-    """Several useful changes together, added one by one while each helps; None if fewer than two remain."""
+    """Returns several useful changes together, added one by one while each helps; None if fewer than two remain."""
     same = desk.before.samples_per_step
     keeping = [trial for trial in useful if trial.candidate.kind != DEVICE and trial.after.samples_per_step == same]
     if not keeping:

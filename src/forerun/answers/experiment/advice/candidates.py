@@ -31,7 +31,8 @@ _SHARDING = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "FSDP"}
 
 
 def candidates(request: Request, fits: bool) -> Iterator[Candidate]:
-    """All changes worth simulating, in order within each kind; `fits` says whether the run fits without a change."""
+    """Returns all changes worth simulating, in order within each kind; `fits` says whether the run fits without a
+    change."""
     plain = [*_batches(request, fits), *_gradients(request), *_software(request), *_states(request, fits)]
     yield from (candidate for candidate in plain if candidate is not None)
     yield from balances(request)
@@ -40,7 +41,7 @@ def candidates(request: Request, fits: bool) -> Iterator[Candidate]:
 
 
 def _batches(request: Request, fits: bool) -> Iterator[Candidate | None]:
-    """Micro batches, accumulation and activation checkpointing."""
+    """Returns micro batches, accumulation and activation checkpointing."""
     plan = request.setup.plan
     micro, count = plan.micro_batch, plan.n_microbatches
     parts = (2, 4) if fits else (2, 4, 8, 16, 32, 64, 128)
@@ -82,7 +83,8 @@ def _batches(request: Request, fits: bool) -> Iterator[Candidate | None]:
 
 
 def _checkpointing(request: Request) -> Iterator[Candidate | None]:
-    """Less or more checkpointing; more also with two or four times the micro batch if the global batch can stay."""
+    """Returns less or more checkpointing; more also with two or four times the micro batch if the global batch can
+    stay."""
     plan = request.setup.plan
     for level in ("none", "selective", "full"):
         what = {
@@ -167,7 +169,7 @@ def _states(request: Request, fits: bool) -> Iterator[Candidate | None]:
 
 
 def _sharded(plan: Plan, zero_stage: int) -> dict[str, Any]:
-    """Fields of a plan with another ZeRO stage over the same data-parallel ranks."""
+    """Returns the fields of a plan with another ZeRO stage over the same data-parallel ranks."""
     if zero_stage == 0:
         return {"zero_stage": 0, "dp_replicate": plan.dp, "dp_shard": 1}
     if plan.zero_stage == 0:
@@ -176,7 +178,7 @@ def _sharded(plan: Plan, zero_stage: int) -> dict[str, Any]:
 
 
 def savers(request: Request) -> Iterator[Candidate]:
-    """All changes that save memory, together."""
+    """Returns all changes that save memory, together."""
     yield from (candidate for candidate in _savers(request) if candidate is not None)
 
 
@@ -198,7 +200,7 @@ def _savers(request: Request) -> Iterator[Candidate | None]:
 
 
 def _zero_stages(setup: Setup) -> tuple[int, ...]:
-    """Other ZeRO stages that the stack offers for the data-parallel ranks of a plan."""
+    """Returns other ZeRO stages that the stack offers for the data-parallel ranks of a plan."""
     plan = setup.plan
     if plan.dp == 1 or plan.ep > 1 or (plan.dp_replicate > 1 and plan.dp_shard > 1):
         return ()
@@ -207,7 +209,7 @@ def _zero_stages(setup: Setup) -> tuple[int, ...]:
 
 
 def plan_candidate(request: Request, plan: Plan) -> Candidate:
-    """Another plan of the same GPUs and global batch."""
+    """Returns another plan of the same GPUs and global batch."""
     own = request.setup.plan
     fields = {name: getattr(plan, name) for name in FIELD_TYPES if getattr(plan, name) != getattr(own, name)}
     title = (
@@ -223,7 +225,7 @@ _ROUNDS = 2
 
 
 def balances(request: Request) -> Iterator[Candidate]:
-    """Give each kind a micro batch in proportion to its speed, and keep the global batch as nearly as possible."""
+    """Gives each kind a micro batch in proportion to its speed, and keeps the global batch as nearly as possible."""
     setup = request.setup
     if not setup.kinds:
         return
@@ -246,12 +248,12 @@ def balances(request: Request) -> Iterator[Candidate]:
 
 
 def _batches_of_kinds(setup: Setup) -> list[int]:
-    """Micro batch of each part."""
+    """Returns the micro batch of each part."""
     return [part.micro_batch or setup.plan.micro_batch for part in setup.parts]
 
 
 def _balanced(setup: Setup, batches: list[int]) -> list[int]:
-    """Divide the same samples by the speed that each part has at `batches`."""
+    """Divides the same samples by the speed that each part has at `batches`."""
     speeds = [batch / _kernels_s(setup, part, batch) for part, batch in zip(setup.parts, batches, strict=True)]
     gpus = [part.n_gpus for part in setup.parts]
     samples = sum(n * batch for n, batch in zip(gpus, _batches_of_kinds(setup), strict=True))

@@ -64,7 +64,7 @@ class Candidate:
         return frozenset({self.kind, *self.change, *bytes_of_gradients})
 
     def on(self, setup: Setup) -> Setup:
-        """Add this change to `setup`. Raises ForerunError if a plan can't have both."""
+        """Adds this change to `setup`. Raises ForerunError if a plan can't have both."""
         pattern = self.setup.pattern if PATTERN in self.change else setup.pattern
         kinds = self.setup.kinds if MIXED in self.change else setup.kinds
         return replace(setup, plan=replace(setup.plan, **self.fields), pattern=pattern, kinds=kinds)
@@ -113,7 +113,7 @@ def batch_caveat(before: Setup, after: Setup) -> str:
 
 
 def mixed_of(request: Request, kinds: tuple[RankKind, ...]) -> list[dict[str, Any]]:
-    """`hardware.mixed` with the micro batches of `kinds`."""
+    """Returns `hardware.mixed` with the micro batches of `kinds`."""
     given = (request.given.get("hardware") or {}).get("mixed") or [
         {"gpu_model": kind.name, "num_gpus": kind.n_gpus, "slowdown": kind.slowdown} for kind in kinds
     ]
@@ -132,7 +132,7 @@ def _goes_with(pattern: CommunicationPattern, plan: Plan) -> bool:
 
 
 def change_of(request: Request, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan fields as keys of the section `training`, which replace other spellings of the same."""
+    """Returns plan fields as keys of the section `training`, which replace other spellings of the same."""
     given = request.given.get("training") or {}
     change: dict[str, Any] = {}
     for name, value in fields.items():

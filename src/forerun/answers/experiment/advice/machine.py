@@ -31,7 +31,7 @@ _NOT_OF_GPUS = ("preset", "mixed", "slow_gpus", "slow_links")
 
 
 def patterns(request: Request) -> Iterator[Candidate]:
-    """Other patterns of exchanging gradients, if a pattern decides it now."""
+    """Returns other patterns of exchanging gradients, if a pattern decides it now."""
     own = request.setup.pattern
     if isinstance(own, GradientCompression):
         return  # a key of its own decides it

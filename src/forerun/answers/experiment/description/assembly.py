@@ -268,7 +268,7 @@ def _loaded(given: Any) -> Any:
 def pattern_in_force(
     given: CommunicationPattern | None, section: NetworkSection, plan: Plan, place: str
 ) -> CommunicationPattern | None:
-    """Check the pattern `given` against `plan`; on an ideal network communication takes no time.
+    """Checks the pattern `given` against `plan`; on an ideal network communication takes no time.
 
     Raises ForerunError if the plan has no all-reduce that the pattern could run.
     """

@@ -22,7 +22,7 @@ _WORDS = {unit.lower(): size for unit, size in _UNITS.items() if "bit" in unit o
 
 
 def gbit_s(text: str) -> float:
-    """10**9 bits a second of a number with its unit.
+    """Returns the 10**9 bits a second of a number with its unit.
 
     Raises ValueError for another text, and where the case of the unit leaves open whether it counts bits or bytes.
     """

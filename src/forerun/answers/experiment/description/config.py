@@ -39,7 +39,7 @@ _SPELT = {*SPELLINGS.values(), "seq_len"}
 
 
 def whole_paths(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """`data` with absolute paths."""
+    """Returns `data` with absolute paths."""
 
     def whole(value: Any) -> Any:
         return os.path.abspath(folder / value)
@@ -68,7 +68,7 @@ def top_config(top: TopLevel) -> dict[str, Any]:
 
 
 def hardware_config(section: HardwareSection, node_size: int) -> dict[str, Any]:
-    """`hardware`; the keys of a cluster file in place of its path."""
+    """Returns `hardware`; the keys of a cluster file in place of its path."""
     data = _dumped(section)
     data.pop("preset", None)
     data["num_gpus_per_node"] = node_size
@@ -85,7 +85,7 @@ def hardware_config(section: HardwareSection, node_size: int) -> dict[str, Any]:
 
 
 def model_config(section: ModelSection, model: ModelSpec | LayeredModel, seq_len: int) -> dict[str, Any]:
-    """`model`; the keys of a model in place of its file, and every dimension of a family."""
+    """Returns `model`; the keys of a model in place of its file, and every dimension of a family."""
     data = _dumped(section)
     if isinstance(model, LayeredModel):
         return data
@@ -105,7 +105,8 @@ def training_config(
     disturbance: Disturbance,
     num_nodes: int,
 ) -> dict[str, Any]:
-    """`training`; `plan_keys` are those of a Plan that were given, `values` all of them, with -1 for the rest."""
+    """Returns `training`; `plan_keys` are those of a Plan that were given, `values` all of them, with -1 for the
+    rest."""
     data = _dumped(section)
     data |= {key: getattr(plan, field) for key, field in SPELLINGS.items() if key != "mixed_precision"}
     data["mixed_precision"] = plan_keys.get("precision", section.mixed_precision)
@@ -121,7 +122,7 @@ def training_config(
 
 
 def network_config(section: NetworkSection) -> dict[str, Any]:
-    """`network`; the keys of a network file in place of its path."""
+    """Returns `network`; the keys of a network file in place of its path."""
     data = _dumped(section)
     if isinstance(section.file, str):
         data["file"] = {"bandwidth_unit": "GB/s", **read_yaml(Path(section.file))}
@@ -129,7 +130,7 @@ def network_config(section: NetworkSection) -> dict[str, Any]:
 
 
 def prices_config(section: dict[str, Any], prices: Prices) -> dict[str, Any]:
-    """`prices`; what a price file says in place of its path."""
+    """Returns `prices`; what a price file says in place of its path."""
     if prices.by_name and prices.dollars_per_gpu_hour is not None:
         return dict(section)  # prices by name here and one for the rest in a file: no single key says both
     data = asdict(prices)
@@ -145,12 +146,12 @@ def _dumped(section: Section) -> dict[str, Any]:
 
 
 def _ordered(kind: type[Section], data: dict[str, Any]) -> dict[str, Any]:
-    """`data` in the order of the schema, so that what is read back is written alike."""
+    """Returns `data` in the order of the schema, so that what is read back is written alike."""
     return {key: data[key] for key in kind.model_fields if key in data}
 
 
 def _plain(value: Any) -> Any:
-    """`value` as YAML has it; the name of an object that YAML can't express."""
+    """Returns `value` as YAML has it; the name of an object that YAML can't express."""
     if isinstance(value, Section):
         return _dumped(value)
     if isinstance(value, dict):

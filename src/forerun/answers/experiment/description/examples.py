@@ -27,7 +27,7 @@ class Example:
 
 @cache
 def examples() -> dict[int, Example]:
-    """Every example by its number."""
+    """Returns every example by its number."""
     return {
         int(number): Example(
             int(number),

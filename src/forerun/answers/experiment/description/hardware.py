@@ -57,7 +57,7 @@ def base_cluster(section: HardwareSection, place: str) -> Cluster:
 
 
 def adapted(cluster: Cluster, section: HardwareSection, network: NetworkSection, dtype: str, place: str) -> Cluster:
-    """`cluster` with the experiment's figures in place of its own.
+    """Returns `cluster` with the experiment's figures in place of its own.
 
     compute_tflops is the dense peak of `dtype`; peaks of other precisions scale with it.
     """

@@ -40,7 +40,7 @@ class KeyRow:
 
     @property
     def path(self) -> str:
-        """section.key, as --set has it."""
+        """Returns section.key, as --set has it."""
         return f"{self.section}.{self.key}" if self.section else self.key
 
 

@@ -110,7 +110,7 @@ def _base(section: ModelSection, source: str, place: str) -> ModelSpec | Layered
 
 
 def _layers(value: object, section: ModelSection, place: str) -> LayeredModel:
-    """Layers in a list, what a Python file makes, or a LayeredModel."""
+    """Returns the layers in a list, what a Python file makes, or a LayeredModel."""
     if isinstance(value, LayeredModel):
         return value
     if not isinstance(value, str):
@@ -132,7 +132,7 @@ def _layers(value: object, section: ModelSection, place: str) -> LayeredModel:
 
 
 def _resized(base: ModelSpec, dimensions: dict[str, Any], place: str) -> ModelSpec:
-    """`base` with other dimensions; dimensions that depend on them and are not given change in proportion."""
+    """Returns `base` with other dimensions; dimensions that depend on them and are not given change in proportion."""
     fields = {DIMENSIONS[key]: value for key, value in dimensions.items()}
     hidden = fields.get("hidden", base.hidden)
     if hidden != base.hidden and "ffn_hidden" not in fields:

@@ -16,7 +16,7 @@ from forerun.describe.model.spec_file import spec_mapping
 
 
 def plain(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`data` with a ModelSpec, Network, Prices and Thresholds as keys and values; other objects stay.
+    """Returns `data` with a ModelSpec, Network, Prices and Thresholds as keys and values; other objects stay.
 
     A ModelSpec may stand for the section `model` or for its key spec, a LayeredModel for `model` or its key layers, a
     Network for `network` or its key file.

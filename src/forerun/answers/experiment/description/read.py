@@ -75,7 +75,8 @@ def read_experiment(source: str | Path | Mapping[str, Any]) -> Request:
 
 
 def changed(request: Request, changes: Mapping[str, Any]) -> Request:
-    """`request` with other values of keys, named as `section.key`: {"training.num_nodes": 8}. None takes a key away.
+    """Returns `request` with other values of keys, named as `section.key`: {"training.num_nodes": 8}. None takes a key
+    away.
 
     All else is as it was given, so that what follows from a key follows from its new value: the plan from the number
     of nodes, mixed_precision from the device, a topology from its size. What a key replaces goes, unless it is among

@@ -86,13 +86,13 @@ def _section(kind: type[S], data: dict[str, Any], place: str) -> S:
 
 
 def known_keys() -> dict[str, tuple[str, ...]]:
-    """Section -> its keys, to say where a misplaced key belongs."""
+    """Returns section -> its keys, to say where a misplaced key belongs."""
     known = {name: tuple(kind.model_fields) for name, kind in SECTIONS.items()}
     return known | {"training": (*known["training"], *PLAN_KEYS)}
 
 
 def _fill_preset(found: dict[str, dict[str, Any]], name: str) -> None:
-    """Add the keys of hardware.preset that the experiment does not give."""
+    """Adds the keys of hardware.preset that the experiment does not give."""
     keys, hardware = dict(hardware_presets()[name]), found["hardware"]
     nodes = {"num_nodes": keys.pop("num_nodes")} if "num_nodes" in keys else {}
     for own, other in (("cluster", "gpu_model"), ("network_bandwidth_gbps", "network_bandwidth")):

@@ -32,7 +32,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def refuse_unknown(
     given: Iterable[str], known: Iterable[str], by_section: Mapping[str, Iterable[str]], place: str
 ) -> None:
-    """Raise ForerunError for a key of `given` that is not `known`: where it belongs, or the nearest known one."""
+    """Raises ForerunError for a key of `given` that is not `known`: where it belongs, or the nearest known one."""
     known = [*known]
     for key in given:
         if key in known:
@@ -55,7 +55,7 @@ def _near(key: str, keys: Iterable[str]) -> list[str]:
 
 
 def refuse_wild(value: Any, place: str, seen: set[int] | None = None, depth: int = 0) -> None:
-    """Raise ForerunError for what no key can have, so that nothing further on trips over it: numbers that are not
+    """Raises ForerunError for what no key can have, so that nothing further on trips over it: numbers that are not
     finite or beyond all bounds, text of several lines, nesting without end. A description may have lines."""
     seen = set() if seen is None else seen
     if isinstance(value, bool) or value is None:

@@ -77,7 +77,7 @@ def precision_of(given: bool | str, devices: tuple[Device, ...], convolutional: 
 
 
 def agreed(section: TrainingSection, plan_keys: dict[str, Any], seq_len: int | None, place: str) -> dict[str, Any]:
-    """Plan keys, including those that `section` spells in its own way.
+    """Returns plan keys, including those that `section` spells in its own way.
 
     `seq_len` is the model's sequence_length where it is given. Raises ForerunError where two words contradict.
     """
@@ -103,7 +103,7 @@ def agreed(section: TrainingSection, plan_keys: dict[str, Any], seq_len: int | N
 
 
 def bounded(plan_keys: dict[str, Any], place: str) -> dict[str, Any]:
-    """`plan_keys` if their numbers are such as a run can have; ForerunError names the first that is not."""
+    """Returns `plan_keys` if their numbers are such as a run can have; ForerunError names the first that is not."""
     for key, value in plan_keys.items():
         for number in value if isinstance(value, tuple) else (value,):
             most = MOST_OF_A_PLAN.get(key, MOST_OF_ANY_KEY)
@@ -113,7 +113,7 @@ def bounded(plan_keys: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def open_axes(fields: Mapping[str, Any], least_zero_stage: int) -> dict[str, Any]:
-    """`fields` of a Plan with zero_stage, and -1 for the data-parallel axis that takes the rest of the GPUs.
+    """Returns `fields` of a Plan with zero_stage, and -1 for the data-parallel axis that takes the rest of the GPUs.
 
     Without dp_shard and dp_replicate, data parallelism is DDP over the GPUs that other axes leave: replicas with
     zero_stage 0, which is the default, shards with a higher one. A dp_shard without zero_stage is FSDP (3), as in any
@@ -181,7 +181,7 @@ class Schedules:
     seq_len: tuple[tuple[int, int], ...]
 
     def segments(self, setup: Setup) -> Iterator[tuple[int, Setup]]:
-        """(first iteration, Setup from there on), in order, from iteration 0."""
+        """Yields (first iteration, Setup from there on), in order, from iteration 0."""
         starts = sorted({0, *(start for start, _ in (*self.batch, *self.seq_len))})
         for start in starts:
             yield start, self.at(setup, start)

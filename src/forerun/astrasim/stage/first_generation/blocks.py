@@ -47,7 +47,8 @@ def layer(sharded: bool, recompute: bool) -> Block:
 
 
 def attention(sharded: bool, recompute: bool) -> Block:
-    """Attention with heads split over tp, and queries and keys over sp: ranks gather queries and keep their keys.
+    """Returns the attention with heads split over tp, and queries and keys over sp: ranks gather queries and keep their
+    keys.
 
     With `recompute`, queries, keys, values and scores are computed again when the gradient arrives.
     """
@@ -102,7 +103,8 @@ def attention(sharded: bool, recompute: bool) -> Block:
 
 
 def feed_forward(sharded: bool, recompute: bool) -> Block:
-    """Two matrices with the inner dimension split over tp; with `recompute`, the first product is computed again."""
+    """Returns two matrices with the inner dimension split over tp; with `recompute`, the first product is computed
+    again."""
     wide = layout(f"{TOKENS}, Dff/tp")
     up, down = layout("Dmodel, Dff/tp"), layout("Dff/tp, Dmodel")
     block = Block()

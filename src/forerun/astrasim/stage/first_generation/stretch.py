@@ -59,7 +59,7 @@ class _Insertion:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """How the entries of a stretched list are made of those of the old list."""
+    """Says how the entries of a stretched list are made of those of the old list."""
 
     source: I64
     """for each new entry: the old one"""
@@ -92,7 +92,7 @@ def _copied(places: Places, insertion: _Insertion) -> _Copy:
 
 
 def _order(positions: int) -> I64:
-    """Returns positions in the order of their segments: the embeddings precede the layers."""
+    """Returns the positions in the order of their segments: the embeddings precede the layers."""
     return np.array([0, positions - 1, *range(1, positions - 1)])
 
 

@@ -68,7 +68,8 @@ def loss(sequence: str) -> Block:
 
 
 def attention(sequence: str, kv_heads: str) -> Block:
-    """Attention with heads split over tp: one weight for q, k and v, the fused kernel, and the output projection."""
+    """Returns the attention with heads split over tp: one weight for q, k and v, the fused kernel, and the output
+    projection."""
     outer, inner = tokens(sequence), tokens(WHOLE_SEQUENCE)
     all_heads = f"(Head+2*{kv_heads})/tp"
 
@@ -136,7 +137,8 @@ def fused_attention(kv_heads: str) -> Block:
 
 
 def feed_forward(sequence: str, gated: bool, positions: str = "Seq") -> Block:
-    """Dmodel -> Dff -> Dmodel with the inner features split over tp, on `positions` of the sequence."""
+    """Returns a feed-forward, Dmodel -> Dff -> Dmodel, with the inner features split over tp, on `positions` of the
+    sequence."""
     local, whole = (text.replace("Seq", f"({positions})") for text in (sequence, WHOLE_SEQUENCE))
     outer, inner, hidden = tokens(local), tokens(whole), tokens(whole, "Dff/tp")
     w_in, w_out = layout("Dmodel, Dff/tp"), layout("Dff/tp, Dmodel")
@@ -178,7 +180,7 @@ def feed_forward(sequence: str, gated: bool, positions: str = "Seq") -> Block:
 
 
 def expert() -> Block:
-    """One expert on its share of the routed tokens, of which all experts get the same number."""
+    """Returns one expert on its share of the routed tokens, of which all experts get the same number."""
     share = "Seq*KExperts/(Experts*ep)"
     routed, mine = _routed(), tokens(f"{share}/(cp*tp)")
     block = Block()

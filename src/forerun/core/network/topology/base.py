@@ -85,7 +85,8 @@ class Topology(ABC):
     """of a link"""
 
     def __post_init__(self) -> None:
-        """Check all fields: sizes and whole-number options at least 1, bandwidths positive, other figures not negative.
+        """Checks all fields: sizes and whole-number options at least 1, bandwidths positive, other figures not
+        negative.
 
         Raises:
             ForerunError: a value makes no sense, or the topology is too large.
@@ -123,20 +124,20 @@ class Topology(ABC):
     @property
     @abstractmethod
     def n_npus(self) -> int:
-        """NPUs."""
+        """Returns the number of NPUs."""
 
     @property
     def n_devices(self) -> int:
-        """NPUs and switches."""
+        """Returns the number of NPUs and switches."""
         return self.n_npus
 
     @abstractmethod
     def links(self) -> Links:
-        """All links."""
+        """Returns all links."""
 
     @abstractmethod
     def next_device(self, at: I32, to: I32) -> I32:
-        """The device after `at` on the way to NPU `to`, elementwise; any device where `at` is `to`."""
+        """Returns the device after `at` on the way to NPU `to`, elementwise; any device where `at` is `to`."""
 
     # -- what follows ----------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ class Topology(ABC):
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """Keyword arguments besides bandwidth and latency."""
+        """Returns the names of the arguments besides bandwidth and latency."""
         common = {each.name for each in fields(Topology)}
         return tuple(each.name for each in fields(cls) if each.kw_only and each.name not in common)
 
@@ -172,26 +173,26 @@ class Topology(ABC):
         return f"{type(self).__name__} {'x'.join(str(size) for size in self.sizes)}"
 
     def error(self, problem: str) -> ForerunError:
-        """A ForerunError about this topology."""
+        """Returns a ForerunError about this topology."""
         return ForerunError(f"{self}: {problem}")
 
     def route(self, src: int, dst: int) -> list[int]:
-        """Devices from NPU `src` to NPU `dst`, both included."""
+        """Returns the devices from NPU `src` to NPU `dst`, both included."""
         path = self.routes(np.array([src], np.int32), np.array([dst], np.int32))
         return [src, *(int(device) for device in self._graph[0].dst[path.link])]
 
     def hops(self, src: int, dst: int) -> int:
-        """Links from NPU `src` to NPU `dst`."""
+        """Returns the links from NPU `src` to NPU `dst`."""
         ends = np.array([[src], [dst]], np.int32)
         self._check_npus(ends)
         return int(self.hop_counts(*ends)[0])
 
     def hop_counts(self, src: I32, dst: I32) -> I32:
-        """Links between NPUs, elementwise; 0 from an NPU to itself."""
+        """Returns links between NPUs, elementwise; 0 from an NPU to itself."""
         return self.routes(src, dst).hops.astype(np.int32)
 
     def routes(self, src: I32, dst: I32) -> Paths:
-        """The links from NPUs `src` to NPUs `dst`, elementwise; none from an NPU to itself.
+        """Returns the links from NPUs `src` to NPUs `dst`, elementwise; none from an NPU to itself.
 
         Raises:
             ForerunError: a device is no NPU, or `next_device` leads over no link, or round in circles.
@@ -206,7 +207,7 @@ class Topology(ABC):
         return _paths(len(src), list(self._steps(src, dst)))
 
     def next_link(self, n_devices: int | None = None) -> I32:
-        """(devices, NPUs): index of the link that a device takes towards an NPU, -1 where it is that NPU.
+        """Returns (devices, NPUs): index of the link that a device takes towards an NPU, -1 where it is that NPU.
 
         With `n_devices` the table has only that many of the devices.
 
@@ -240,7 +241,7 @@ class Topology(ABC):
         return table
 
     def check(self) -> None:
-        """Check links and the routes between all NPUs.
+        """Checks links and the routes between all NPUs.
 
         Raises:
             ForerunError: a link leads nowhere or is given twice, or a route does not arrive.
@@ -260,7 +261,8 @@ class Topology(ABC):
     def both_ways(
         self, *connections: Connections, bandwidth_gbps: float | None = None, latency_ns: float | None = None
     ) -> Links:
-        """Links in both directions between pairs of devices; bandwidth and latency default to the topology's."""
+        """Returns the links in both directions between pairs of devices; bandwidth and latency default to the
+        topology's."""
         n_links = 2 * sum(len(a) for a, _ in connections)
         if n_links > MAX_LINKS:
             raise self.error(f"it has {n_links:,} links, more than {MAX_LINKS:,}")
@@ -288,7 +290,7 @@ class Topology(ABC):
         return found
 
     def _steps(self, src: I32, dst: I32) -> Iterator[tuple[I64, I32]]:
-        """Step by step, which messages move and over which link."""
+        """Returns step by step, which messages move and over which link."""
         links, _ = self._graph
         moving = np.flatnonzero(src != dst)
         at = src[moving]
@@ -310,7 +312,7 @@ class Topology(ABC):
 
 
 def joined(*parts: Links) -> Links:
-    """The links of all `parts`."""
+    """Returns the links of all `parts`."""
     return Links(*(np.concatenate(columns) for columns in zip(*(_columns(part) for part in parts), strict=True)))
 
 
@@ -355,7 +357,7 @@ def _find_links(first: I64, dst: I32, link: I32, at: I32, to: I32) -> I32:
 
 @njit
 def _walk(next_link: I32, link_dst: I32, src: I32, dst: I32) -> tuple[I64, I32]:
-    """Paths out of the table of next links; empty `first` if one goes round in circles."""
+    """Returns paths out of the table of next links; empty `first` if one goes round in circles."""
     n = len(src)
     first = np.zeros(n + 1, np.int64)
     for i in range(n):

@@ -66,7 +66,7 @@ class Dragonfly(Topology):
         return joined(near, far)
 
     def _gateway(self, group: Integers, other: Integers, number: Integers) -> Integers:
-        """The router of `group` that has the global link of that number to group `other`."""
+        """Returns the router of `group` that has the global link of that number to group `other`."""
         distance = (other - group - 1) % self.groups
         return self.n_npus + group * self.routers + (distance * self.global_links + number) % self.routers
 

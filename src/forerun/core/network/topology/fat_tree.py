@@ -76,7 +76,7 @@ class FatTree(Topology):
 
     @property
     def _uplinks(self) -> int:
-        """Core switches above an aggregation switch."""
+        """Returns core switches above an aggregation switch."""
         return self._half // self.oversubscription
 
     @property
@@ -107,7 +107,7 @@ class FatTree(Topology):
         return self._first_aggregation + pod * self._pod_aggregations + number
 
     def next_device(self, at: I32, to: I32) -> I32:
-        """Up until the NPU is below, then down; up by the digits of the NPU's number."""
+        """Goes up until the NPU is below, then down; up by the digits of the NPU's number."""
         half, goal = self._half, to.astype(np.int64)
         goal_edge, goal_pod = goal // half, goal // half**2
         number, port = goal % self._pod_aggregations, goal // self._pod_aggregations % self._uplinks
@@ -122,5 +122,5 @@ class FatTree(Topology):
 
 
 def _pairs(n: int, m: int) -> tuple[Integers, Integers]:
-    """All pairs of one of `n` and one of `m`."""
+    """Returns all pairs of one of `n` and one of `m`."""
     return np.repeat(np.arange(n), m), np.tile(np.arange(m), n)

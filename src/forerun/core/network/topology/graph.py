@@ -84,7 +84,7 @@ class Graph(Topology):
 
     @cached_property
     def _distance(self) -> I32:
-        """(devices, NPUs): links of the shortest route."""
+        """Returns (devices, NPUs): links of the shortest route."""
         links = self._links
         far = np.full((self.devices, self.npus), _FAR, np.int32)
         far[np.arange(self.npus), np.arange(self.npus)] = 0
@@ -100,7 +100,7 @@ class Graph(Topology):
 
     @cached_property
     def _following(self) -> I32:
-        """(devices, NPUs): the next device on the way."""
+        """Returns (devices, NPUs): the next device on the way."""
         links, distance = self._links, self._distance
         following = np.zeros((self.devices, self.npus), np.int32)
         to = np.arange(self.npus)
@@ -112,6 +112,6 @@ class Graph(Topology):
         return following
 
     def next_device(self, at: I32, to: I32) -> I32:
-        """One of the next devices of the shortest routes, by the number of the NPU."""
+        """Returns one of the next devices of the shortest routes, by the number of the NPU."""
         following: I32 = self._following[at, to]
         return following

@@ -15,7 +15,7 @@ Option = int | float | bool | None
 
 
 def _found() -> Iterator[type[Topology]]:
-    """The classes of the folder's modules that a network file can describe: all of their sizes are integers."""
+    """Returns the classes of the folder's modules that a network file can describe: all of their sizes are integers."""
     for module in pkgutil.iter_modules(topology.__path__, f"{topology.__name__}."):
         if module.name == __name__:
             continue
@@ -29,7 +29,7 @@ TOPOLOGIES: dict[str, type[Topology]] = {one.__name__: one for one in _found()}
 
 
 def find(name: str) -> type[Topology]:
-    """The topology called `name`; case, `-` and `_` do not matter.
+    """Returns the topology called `name`; case, `-` and `_` do not matter.
 
     Raises:
         UnknownName: there is none.
@@ -43,7 +43,7 @@ def find(name: str) -> type[Topology]:
 def make(
     name: str, sizes: int | Sequence[int], bandwidth_gbps: float, latency_ns: float, **options: Option
 ) -> Topology:
-    """A topology by name, from its sizes (or its only one) and what it has of options.
+    """Returns a topology by name, from its sizes (or its only one) and what it has of options.
 
     Raises:
         ForerunError: unknown name, wrong number of sizes, unknown option, a value that makes no sense.

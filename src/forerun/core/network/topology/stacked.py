@@ -48,7 +48,8 @@ class Stacked(Topology):
 
     @cached_property
     def _first_switch(self) -> tuple[int, ...]:
-        """The first switch of each dimension, and the number of devices. Switches count instance by instance."""
+        """Returns the first switch of each dimension, and the number of devices. Switches count instance by
+        instance."""
         counts = (self.n_npus // each.n_npus * (each.n_devices - each.n_npus) for each in self.dims)
         return tuple(accumulate(counts, initial=self.n_npus))
 
@@ -66,7 +67,7 @@ class Stacked(Topology):
         return Links(src, dst, np.tile(part.bandwidth_gbps, n_instances), np.tile(part.latency_ns, n_instances))
 
     def _device(self, d: int, instance: I64, local: I32) -> I32:
-        """Devices of the instances of dimension `d`, by their number in the instance."""
+        """Returns the devices of the instances of dimension `d`, by their number in the instance."""
         each, stride = self.dims[d], self.strides[d]
         npu = instance % stride + stride * local + instance // stride * self.strides[d + 1]
         switch = self._first_switch[d] + instance * (each.n_devices - each.n_npus) + local - each.n_npus

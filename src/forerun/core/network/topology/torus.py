@@ -51,7 +51,7 @@ class Torus3D(Torus2D):
 
 
 def rings(torus: Topology) -> Topology:
-    """The rings of a torus, along its axes that are longer than 1."""
+    """Returns the rings of a torus, along its axes that are longer than 1."""
     line = [n for n in torus.sizes if n > 1]
     parts = [Ring(n, bandwidth_gbps=torus.bandwidth_gbps, latency_ns=torus.latency_ns) for n in line]
     return Stacked(tuple(parts))

@@ -44,7 +44,7 @@ class Tree(Topology):
 
     @cached_property
     def _level_sizes(self) -> list[int]:
-        """Devices of each level, leaves first."""
+        """Returns the devices of each level, leaves first."""
         sizes = [self.n]
         while sizes[-1] > 1:
             sizes.append(-(-sizes[-1] // self.arity))
@@ -52,7 +52,7 @@ class Tree(Topology):
 
     @cached_property
     def _parent(self) -> I32:
-        """(devices,): the parent of each device, -1 of the root."""
+        """Returns (devices,): the parent of each device, -1 of the root."""
         if self.npu_nodes:
             return ((np.arange(self.n, dtype=np.int32) - 1) // self.arity).astype(np.int32)
         parts, first = [], 0
@@ -72,7 +72,7 @@ class Tree(Topology):
 
     @cached_property
     def _ancestors(self) -> I32:
-        """(depths, NPUs): the ancestor of each NPU at each depth, itself at its own, -1 below."""
+        """Returns (depths, NPUs): the ancestor of each NPU at each depth, itself at its own, -1 below."""
         table = np.full((int(self._depth.max()) + 1, self.n), _NONE, np.int32)
         device = np.arange(self.n, dtype=np.int32)
         npu = device
@@ -87,7 +87,7 @@ class Tree(Topology):
         return self.both_ways((children, self._parent[children]))
 
     def next_device(self, at: I32, to: I32) -> I32:
-        """Down where `to` is below `at`, else up."""
+        """Goes down where `to` is below `at`, else up."""
         depth = self._depth[at]
         below = self._ancestors[depth, to] == at
         child_depth = np.minimum(depth + 1, len(self._ancestors) - 1)

@@ -28,7 +28,7 @@ def deepspeed(t: Translation) -> Launch:
 
 
 def json_text(config: dict[str, Any]) -> str:
-    """`config` as JSON, two spaces deep."""
+    """Returns `config` as JSON, two spaces deep."""
     return json.dumps(config, indent=2) + "\n"
 
 
@@ -39,7 +39,7 @@ def shape_lines(t: Translation) -> list[str]:
 
 
 def model_words(model: ModelSpec) -> str:
-    """Name and dimensions in one line."""
+    """Returns name and dimensions in one line."""
     experts = (
         f", {model.moe.n_experts} experts of {model.moe.expert_ffn}, {model.moe.top_k} a token" if model.moe else ""
     )

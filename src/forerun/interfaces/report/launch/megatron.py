@@ -137,7 +137,8 @@ def _data_parallel(t: Translation) -> list[str]:
 
 
 def _gradient_dtype(t: Translation) -> str:
-    """Gradients add up and are reduced in one dtype: fp32, unless that of the training is asked for."""
+    """Returns the one dtype in which gradients add up and are reduced: fp32, unless that of the training is asked
+    for."""
     plan = t.plan
     asked = {getattr(plan, name) for name in ("reduce_dtype", "accumulate_dtype") if t.open(name)} - {"auto"}
     narrow = {"fp16": "fp16", "fp32": "fp32", "tf32": "fp32"}.get(plan.precision, "bf16")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def model_arguments(t: Translation) -> list[str]:
-    """Arguments, each with its value. Raises ForerunError for an architecture that pretrain_gpt.py can't build."""
+    """Returns arguments, each with its value. Raises ForerunError for an architecture that pretrain_gpt.py can't
+    build."""
     _refuse(t)
     model, stack = t.model, load_stack(t.plan.stack)
     length = max(t.plan.seq_len, model.max_positions)

@@ -25,7 +25,7 @@ class Call:
 
 
 def python_text(value: Any, indent: int = 0) -> str:
-    """`value` as an expression whose first line starts at column `indent`."""
+    """Returns `value` as an expression whose first line starts at column `indent`."""
     line = _on_one_line(value)
     if indent + len(line) <= _WIDTH:
         return line

@@ -53,19 +53,20 @@ def launch(plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: 
 
 
 def check_tool(tool: str) -> None:
-    """Raise UnknownName for a tool that nothing is written for."""
+    """Raises UnknownName for a tool that nothing is written for."""
     if tool not in TOOLS:
         raise UnknownName("tool", tool, list(TOOLS))
 
 
 def launch_files(plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: str) -> dict[str, str]:
-    """File name -> text of everything that `tool` needs to run `plan`, and notes.txt. Raises as `launch` does."""
+    """Returns file name -> text of everything that `tool` needs to run `plan`, and notes.txt. Raises as `launch`
+    does."""
     made = launch(plan, model, cluster, tool)
     return {**made.files, NOTES: _notes_text(made, plan, model)}
 
 
 def write_launch(folder: Path, files: dict[str, str]) -> None:
-    """Write `files` into `folder`, which is made where it isn't there; scripts are executable. Raises ForerunError."""
+    """Writes `files` into `folder`, which is made where it isn't there; scripts are executable. Raises ForerunError."""
     make_folder(folder)
     with whole_files() as made:
         for name, text in files.items():

@@ -13,7 +13,7 @@ _HOST_GPUS = 8
 
 
 def nodes_of(world: int, node_size: int) -> tuple[int, int]:
-    """(nodes, GPUs of each): whole nodes where the world fills them, else the largest equal share of a node."""
+    """Returns (nodes, GPUs of each): whole nodes where the world fills them, else the largest equal share of a node."""
     per_node = min(world, node_size or world)
     while world % per_node:
         per_node -= 1
@@ -21,7 +21,7 @@ def nodes_of(world: int, node_size: int) -> tuple[int, int]:
 
 
 def remark_nodes(t: Translation, nodes: int) -> None:
-    """Say how several nodes find each other."""
+    """Says how several nodes find each other."""
     if nodes > 1:
         t.remark("launch.sh runs on every node; MASTER_ADDR is the first node's address, NODE_RANK counts from 0")
 

@@ -1,4 +1,4 @@
-"""Which of torchtitan's model families an architecture is, and its dimensions in that family's words."""
+"""Finds the torchtitan model family of an architecture, and its dimensions in that family's words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rope_theta(t: Translation, family: Family) -> float:
 
 
 def family_of(t: Translation) -> Family:
-    """torchtitan's family of the model. Raises ForerunError where it has none."""
+    """Returns torchtitan's family of the model. Raises ForerunError where it has none."""
     model = t.model
     for wrong, what in _unlike_all(model):
         if wrong:
@@ -69,7 +69,7 @@ def _unlike_all(model: ModelSpec) -> list[tuple[bool, str]]:
 
 
 def dense_args(t: Translation, family: Family) -> dict[str, Any]:
-    """What llama3 and qwen3 have in common, in version 0.2's words."""
+    """Returns the arguments that llama3 and qwen3 have in common, in version 0.2's words."""
     model = t.model
     return {
         **{
@@ -81,6 +81,6 @@ def dense_args(t: Translation, family: Family) -> dict[str, Any]:
 
 
 def shared_experts(model: ModelSpec) -> int:
-    """How many shared experts of an expert's width."""
+    """Returns how many shared experts of an expert's width a layer has."""
     assert model.moe is not None
     return model.moe.shared_ffn // model.moe.expert_ffn

@@ -33,12 +33,12 @@ class _Source:
     names: dict[str, set[str]] = field(default_factory=dict)
 
     def use(self, module: str, name: str) -> str:
-        """`name`, imported from `module`."""
+        """Returns `name`, imported from `module`."""
         self.names.setdefault(module, set()).add(name.partition(".")[0])
         return name
 
     def lines(self) -> list[str]:
-        """Import lines."""
+        """Returns the import lines."""
         lines = []
         for module, names in sorted(self.names.items()):
             words = ", ".join(sorted(names))
@@ -212,7 +212,7 @@ def _model(t: Translation, family: Family, source: _Source) -> Call:
 
 
 def _ends(t: Translation, family: Family, source: _Source) -> dict[str, Any]:
-    """Embedding, last norm and head as the family's own flavors have them."""
+    """Returns embedding, last norm and head as the family's own flavors have them."""
     model, home, common = t.model, f"{_FAMILY}.{family}", f"{_FAMILY}.common"
     tied = {"enable_weight_tying": True} if model.tied_embeddings else {}
     embedding = Code(source.use(home, "_EMBEDDING_SKIP_INIT" if tied else "_EMBEDDING_INIT"))
@@ -238,7 +238,7 @@ def _ends(t: Translation, family: Family, source: _Source) -> dict[str, Any]:
 
 
 def _plain(t: Translation, family: Family, layers: dict[str, Any]) -> str:
-    """Name of the function that builds the layers of llama3 or qwen3; adds its arguments to `layers`."""
+    """Returns the name of the function that builds the layers of llama3 or qwen3; adds its arguments to `layers`."""
     model = t.model
     if family == "llama3":
         layers["hidden_dim"] = model.ffn_hidden

@@ -14,7 +14,7 @@ Settings = dict[str, dict[str, Any]]
 
 
 def common_settings(t: Translation, family: Family, head: str) -> Settings:
-    """Sections training, parallelism and compile. `head` is the module name of the output layer."""
+    """Returns sections training, parallelism and compile. `head` is the module name of the output layer."""
     _refuse_state(t)
     plan = t.plan
     settings: Settings = {"training": _training(t), "parallelism": _mesh(t) | _pipeline(t, head)}
@@ -91,7 +91,7 @@ def _pipeline(t: Translation, head: str) -> dict[str, Any]:
 
 
 def stage_modules(layers: list[int], head: str) -> list[list[str]]:
-    """Modules of each stage in model order: embedding with the first, norm and head with the last."""
+    """Returns the modules of each stage in model order: embedding with the first, norm and head with the last."""
     parts, first = [], 0
     for count in layers:
         parts.append([f"layers.{number}" for number in range(first, first + count)])
@@ -113,7 +113,7 @@ def _fixed_behaviour(t: Translation) -> None:
 
 
 def coarser_checkpointing(t: Translation) -> None:
-    """Note selective policies that torchtitan lacks: whole layers are recomputed, which needs less memory."""
+    """Adds notes on selective policies that torchtitan lacks: whole layers are recomputed, which needs less memory."""
     plan = t.plan
     if plan.selective_policy == "params":
         t.note("selective_policy", "FSDP's reshard policy frees gathered parameters; nothing else is recomputed")

@@ -50,7 +50,7 @@ def torchtitan_toml(t: Translation) -> Launch:
 
 
 def _refuse_mixture(t: Translation) -> None:
-    """Refuse what needs FSDP. Source: torchtitan 0.2.2, distributed/utils.py, maybe_enable_amp."""
+    """Refuses what needs FSDP. Source: torchtitan 0.2.2, distributed/utils.py, maybe_enable_amp."""
     plan = t.plan
     replicated = plan.dp_replicate * (plan.dp_shard if plan.zero_stage == 0 else 1)
     sharded = plan.shards_parameters
@@ -146,7 +146,8 @@ def _attention(t: Translation) -> str:
 
 
 def _module(t: Translation, family: Family, attention: str) -> str:
-    """Python that registers the family with one flavor more. Source of the names: torchtitan 0.2.2, models/*."""
+    """Returns Python that registers the family with one flavor more. Source of the names: torchtitan 0.2.2,
+    models/*."""
     args = _mla_args(t) if family == "deepseek_v3" else dense_args(t, family)
     args |= {"attn_type": attention, "attn_mask_type": _MASKED.get(attention, "causal")}
     imports = [f"from torchtitan.models.{family} import {_ARGS[family]}, get_train_spec"]
@@ -179,8 +180,9 @@ def _module(t: Translation, family: Family, attention: str) -> str:
 
 
 def _feed_forward(hidden: int, ffn_hidden: int) -> dict[str, Any]:
-    """llama3 rounds 8/3 x hidden x ffn_dim_multiplier up to a multiple of multiple_of: one multiple is the exact width.
-    Source: torchtitan 0.2.2, models/llama3/model/model.py, FeedForward."""
+    """Returns the settings of the width. llama3 rounds 8/3 x hidden x ffn_dim_multiplier up to a multiple of
+    multiple_of: one multiple is the exact width. Source: torchtitan 0.2.2, models/llama3/model/model.py,
+    FeedForward."""
     return {"multiple_of": ffn_hidden, "ffn_dim_multiplier": ffn_hidden / (4 * hidden)}
 
 
@@ -219,7 +221,7 @@ def _expert_args(t: Translation, family: Family) -> dict[str, Any]:
 
 
 def toml_text(tables: Mapping[str, Mapping[str, Any]], comment: str) -> str:
-    """One table for each name (dotted names are tables inside tables), after lines of comment."""
+    """Returns one table for each name (dotted names are tables inside tables), after lines of comment."""
     parts = ["\n".join(f"# {line}".rstrip() for line in comment.splitlines())]
     for name, values in tables.items():
         if values:

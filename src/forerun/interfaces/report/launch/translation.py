@@ -1,4 +1,4 @@
-"""How a plan becomes the files of one tool: every field of the plan has an outcome, so that none is lost silently."""
+"""Turns a plan into the files of one tool: every field of the plan has an outcome, so that none is lost silently."""
 
 from __future__ import annotations
 
@@ -51,17 +51,18 @@ class Translation:
 
     @property
     def title(self) -> str:
-        """Model, mesh and GPUs in a line that may stand in a comment of any file, whatever the model is called."""
+        """Returns model, mesh and GPUs in a line that may stand in a comment of any file, whatever the model is
+        called."""
         words = f"{self.model.name}, {self.plan.describe()}: {self.plan.world_size} GPUs of {self.cluster.name}"
         return re.sub(r"[^\w ,:.+-]", "_", words)
 
     def give(self, name: str) -> Any:
-        """Record that a file holds field `name`, and return its value."""
+        """Records that a file holds field `name`, and returns its value."""
         self._written[name] = None
         return getattr(self.plan, name)
 
     def word(self, name: str) -> Any:
-        """Record that a file holds field `name`, and return the tool's word for its value, or refuse the value."""
+        """Records that a file holds field `name`, and returns the tool's word for its value, or refuses the value."""
         words = self.own.words[name]
         value = self.give(name)
         if value not in words:
@@ -69,7 +70,7 @@ class Translation:
         return words[value]
 
     def entries(self, *names: str) -> dict[str, Any]:
-        """Record that a file holds these fields, and return setting -> value, or the tool's word for it.
+        """Records that a file holds these fields, and returns setting -> value, or the tool's word for it.
 
         A setting in a table of a file is named without that table.
         """
@@ -79,7 +80,7 @@ class Translation:
         }
 
     def argument(self, name: str) -> str:
-        """Record that a file holds field `name`, and return it as an argument of a command line with its value."""
+        """Records that a file holds field `name`, and returns it as an argument of a command line with its value."""
         ((setting, value),) = self.entries(name).items()
         return f"--{setting}" if value is True else f"--{setting} {value}"
 
@@ -88,40 +89,40 @@ class Translation:
         return f"--{self.own.sizes[name]} {value}"
 
     def implied(self, *names: str) -> None:
-        """Record that the tool does what these fields say without a setting; fields with an outcome keep it."""
+        """Records that the tool does what these fields say without a setting; fields with an outcome keep it."""
         self._implied |= dict.fromkeys(name for name in names if self.open(name))
 
     def note(self, name: str, text: str) -> None:
-        """Note that the tool does what `text` says in place of field `name`; it still trains the same model."""
+        """Notes that the tool does what `text` says in place of field `name`; it still trains the same model."""
         self._noted[name] = None
         self.notes.append(f"{name} {getattr(self.plan, name)}: {text}")
 
     def implied_if(self, fits: bool, name: str, text: str) -> None:
-        """Record an implied field where it `fits`, else a note; a field with an outcome keeps it."""
+        """Records an implied field where it `fits`, else a note; a field with an outcome keeps it."""
         if fits:
             self.implied(name)
         elif self.open(name):
             self.note(name, text)
 
     def remark(self, text: str) -> None:
-        """Add a note that is about no field of the plan."""
+        """Adds a note that is about no field of the plan."""
         self.notes.append(text)
 
     def refuse(self, name: str, text: str) -> NoReturn:
-        """Raise ForerunError: the tool would train something else, or nothing at all."""
+        """Raises ForerunError: the tool would train something else, or nothing at all."""
         raise ForerunError(f"--launch {self.tool}: {name} {getattr(self.plan, name)}: {text}")
 
     def refuse_model(self, text: str) -> NoReturn:
-        """Raise ForerunError: the tool has no such architecture."""
+        """Raises ForerunError: the tool has no such architecture."""
         raise ForerunError(f"--launch {self.tool}: {self.model.name}: {text}")
 
     def stack(self) -> None:
-        """Note a plan that was predicted for a framework that the tool does not launch."""
+        """Notes a plan that was predicted for a framework that the tool does not launch."""
         own = self.tool in load_stack(self.plan.stack).launch
         self.implied_if(own, "stack", f"predicted for that framework; {self.tool} launches another, with other kernels")
 
     def without_effect_here(self) -> None:
-        """Record the fields that change nothing in this plan, whatever the tool."""
+        """Records the fields that change nothing in this plan, whatever the tool."""
         plan, implied = self.plan, self.implied
         if self.places_as(DEFAULT_ORDER):
             implied("mesh_order")
@@ -187,7 +188,7 @@ class Translation:
                 self.note(name, "what routing came to be, not a setting")
 
     def fine_tuning(self) -> None:
-        """Note the adapters and the reference model that the user's script makes.
+        """Notes the adapters and the reference model that the user's script makes.
 
         Raise ForerunError for a tool that runs no script of the user's.
         """
@@ -213,7 +214,7 @@ class Translation:
         return groups_of(replace(self.plan, mesh_order=order), size) == groups_of(self.plan, size)
 
     def scaled_in_blocks(self) -> None:
-        """Refuse an fp8_recipe other than mx for mxfp8 and nvfp4, which always scale blocks of elements."""
+        """Refuses an fp8_recipe other than mx for mxfp8 and nvfp4, which always scale blocks of elements."""
         if self.plan.fp8_recipe not in ("none", "mx"):
             self.refuse("fp8_recipe", f"{self.plan.precision} scales blocks of elements; leave it out, or mx")
         self.implied("fp8_recipe")

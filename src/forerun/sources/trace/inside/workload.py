@@ -52,12 +52,13 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """The most tokens that one embedding looked up; 0 where the program is given images, sounds or latents."""
+        """Returns the most tokens that one embedding looked up; 0 where the program is given images, sounds or
+        latents."""
         return 0 if self._field else max(self._looked_up.values(), default=0)
 
     @property
     def samples(self) -> int:
-        """The fewest samples that an outermost module was given: a discriminator sees a batch several times."""
+        """Returns the fewest samples that an outermost module was given: a discriminator sees a batch several times."""
         return min(self._given.values(), default=0)
 
 

@@ -33,7 +33,7 @@ class Step:
 
     @property
     def name(self) -> str:
-        """The kernel's name, as Inductor would build it."""
+        """Returns the kernel's name, as Inductor would build it."""
         return "fused_" + "_".join(dict.fromkeys(short_name(node) for node in self.computed))
 
 

@@ -53,7 +53,7 @@ def _attention(  # noqa: PLR0913 - the parameters of flash_attn's own functions
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
 ) -> Any:
-    """The parameters that both kinds of attention of the package have in common, in its order."""
+    """Returns the parameters that both kinds of attention of the package have in common, in its order."""
     window = dict(zip(("window_size_left", "window_size_right"), window_size, strict=True))
     left_open = {name: value for name, value in window.items() if value >= 0}
     operator: Any = torch.ops.aten._flash_attention_forward
@@ -64,7 +64,7 @@ def _attention(  # noqa: PLR0913 - the parameters of flash_attn's own functions
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Attention of (batch, sequence, heads, head size)."""
+    """Returns the attention of (batch, sequence, heads, head size)."""
     return _attention(q, k, v, (None, None, q.shape[1], k.shape[1]), *args, **kwargs)
 
 
@@ -79,18 +79,18 @@ def flash_attn_varlen_func(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Attention of packed sequences, (tokens, heads, head size), with their cumulative lengths."""
+    """Returns the attention of packed sequences, (tokens, heads, head size), with their cumulative lengths."""
     return _attention(q, k, v, (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)), *args, **kwargs)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Attention of (batch, sequence, 3, heads, head size)."""
+    """Returns the attention of (batch, sequence, 3, heads, head size)."""
     q, k, v = qkv.unbind(2)
     return flash_attn_func(q, k, v, *args, **kwargs)
 
 
 def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Attention of queries, and of keys and values as (batch, sequence, 2, heads, head size)."""
+    """Returns the attention of queries, and of keys and values as (batch, sequence, 2, heads, head size)."""
     k, v = kv.unbind(2)
     return flash_attn_func(q, k, v, *args, **kwargs)
 
@@ -98,13 +98,13 @@ def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **kwargs: Any
 ) -> Any:
-    """Attention of packed sequences, (tokens, 3, heads, head size)."""
+    """Returns the attention of packed sequences, (tokens, 3, heads, head size)."""
     q, k, v = qkv.unbind(1)
     return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, *args, **kwargs)
 
 
 def flash_attn_varlen_kvpacked_func(q: Tensor, kv: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Attention of packed queries, and of keys and values as (tokens, 2, heads, head size)."""
+    """Returns the attention of packed queries, and of keys and values as (tokens, 2, heads, head size)."""
     k, v = kv.unbind(1)
     return flash_attn_varlen_func(q, k, v, *args, **kwargs)
 
@@ -130,7 +130,7 @@ _rotate.register_autograd(
 
 
 def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Rotary embedding of (batch, sequence, heads, head size): one kernel that reads and writes `x`."""
+    """Returns the rotary embedding of (batch, sequence, heads, head size): one kernel that reads and writes `x`."""
     made: Tensor = _rotate(x, cos, sin)
     return made
 

@@ -89,7 +89,7 @@ def flash_attn_func(  # noqa: PLR0913 - the parameters of the package's own func
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention of (batch, sequence, heads, head size)."""
+    """Returns the attention of (batch, sequence, heads, head size)."""
     out, softmax_lse = _forward(q, k, v, None, None, causal, *window_size)
     return (out, softmax_lse) if return_attn_probs else out
 
@@ -119,13 +119,13 @@ def flash_attn_varlen_func(  # noqa: PLR0913 - the parameters of the package's o
     sm_margin: int = 0,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Attention of packed sequences, (tokens, heads, head size), with their cumulative lengths."""
+    """Returns the attention of packed sequences, (tokens, heads, head size), with their cumulative lengths."""
     out, softmax_lse = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, *window_size)
     return (out, softmax_lse) if return_attn_probs else out
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Attention of (batch, sequence, 3, heads, head size)."""
+    """Returns the attention of (batch, sequence, 3, heads, head size)."""
     q, k, v = qkv.unbind(2)
     return flash_attn_func(q, k, v, *args, **kwargs)
 

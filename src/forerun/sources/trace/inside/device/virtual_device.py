@@ -41,7 +41,7 @@ class VirtualDevice:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """The compute capability."""
+        """Returns the compute capability."""
         return self.major, self.minor
 
 
@@ -57,7 +57,7 @@ class TorchBuild:
 
     @property
     def cuda_number(self) -> int:
-        """The CUDA version as cudaRuntimeGetVersion() returns it."""
+        """Returns the CUDA version as cudaRuntimeGetVersion() returns it."""
         major, minor = map(int, self.cuda.split("."))
         return 1000 * major + 10 * minor
 

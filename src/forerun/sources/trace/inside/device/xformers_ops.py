@@ -35,7 +35,7 @@ def memory_efficient_attention(
     op: Any = None,
     output_dtype: Any = None,
 ) -> Tensor:
-    """Attention of (batch, sequence, heads, head size), or of (batch, sequence, head size) for one head."""
+    """Returns the attention of (batch, sequence, heads, head size), or of (batch, sequence, head size) for one head."""
     if query.dim() == 3:
         q, k, v = (one.unsqueeze(2) for one in (query, key, value))
         return memory_efficient_attention(q, k, v, attn_bias, p, scale).squeeze(2)

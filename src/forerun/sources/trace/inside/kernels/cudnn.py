@@ -31,7 +31,8 @@ def _convolution_row(
     read: int,
     written: int,
 ) -> list[Kernel]:
-    """An implicit GEMM with exact FLOPs and the bytes of its tensors; depthwise convolutions are memory-bound."""
+    """Returns an implicit GEMM with exact FLOPs and the bytes of its tensors; depthwise convolutions are
+    memory-bound."""
     m, n, k = dims
     flops = 2.0 * m * n * k * groups
     if flops <= 0:
@@ -65,7 +66,7 @@ def _convolution(call: Call) -> list[Kernel]:
 
 
 def _convolution_backward(call: Call) -> list[Kernel]:
-    """A row for each requested gradient: of the input, of the weight, of the bias (a reduction)."""
+    """Returns a row for each requested gradient: of the input, of the weight, of the bias (a reduction)."""
     gradient, x, weight = call.args[0], call.args[1], call.args[2]
     groups, transposed = int(call.argument("groups")), call.argument("transposed")
     positions, channels, unfolded = _geometry(x, weight, gradient, transposed, groups)
@@ -90,7 +91,8 @@ def _convolution_backward(call: Call) -> list[Kernel]:
 
 
 def _cudnn_rnn(call: Call) -> list[Kernel]:
-    """cuDNN's RNN: for each layer and direction one product over all steps, and one per step with the hidden state."""
+    """Returns cuDNN's RNN: for each layer and direction one product over all steps, and one per step with the hidden
+    state."""
     x, backward, argument = call.args[0], call.name.endswith("backward"), call.argument
     sizes = shape_of(x)
     packed = argument("batch_sizes")

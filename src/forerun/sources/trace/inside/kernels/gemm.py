@@ -126,8 +126,8 @@ def _dot(call: Call) -> list[Kernel]:
 
 
 def _added(call: Call) -> list[Kernel]:
-    """addmm, baddbmm, addbmm: cuBLASLt adds a bias vector in its epilogue; any other addend is copied first, then added
-    to."""
+    """Returns the kernels of addmm, baddbmm, addbmm: cuBLASLt adds a bias vector in its epilogue; any other addend is
+    copied first, then added to."""
     bias, a, b = call.args[0], call.args[1], call.args[2]
     sizes, n = shape_of(a), shape_of(b)[-1]
     batch, m, k = (1, *sizes) if len(sizes) == 2 else sizes
@@ -207,7 +207,7 @@ def _scaled_mm(call: Call) -> list[Kernel]:
 
 
 def _grouped(call: Call) -> list[Kernel]:
-    """One kernel for all groups; a dim that is divided among the groups counts as equal shares."""
+    """Returns one kernel for all groups; a dim that is divided among the groups counts as equal shares."""
     a, b = call.args[0], call.args[1]
     left, right = shape_of(a), shape_of(b)
     offsets = call.argument("offs")
@@ -230,7 +230,7 @@ def _foreach_mm(call: Call) -> list[Kernel]:
 
 
 def _symmetric(call: Call) -> list[Kernel]:
-    """The products of operators that fuse them with a collective over symmetric memory. The tracer records the
+    """Returns the products of operators that fuse them with a collective over symmetric memory. The tracer records the
     collective."""
     if "reduce_scatter" in call.name:
         return _matmul(call.on((call.args[0], call.args[1]), call.args[0]))

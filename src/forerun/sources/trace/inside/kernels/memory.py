@@ -42,7 +42,7 @@ _MULTI_TENSOR = _CUDA["multi_tensor"]
 
 
 def _copied(call: Call, source: torch.Tensor, target: torch.Tensor) -> list[Kernel]:
-    """A copy between host and device (at::native::copy_kernel_cuda).
+    """Returns a copy between host and device (at::native::copy_kernel_cuda).
 
     Dtypes are converted on the host: a copy from the device has the source's dtype, one to it the target's. If the
     device tensor's layout differs from the host's, a kernel changes it. The host waits unless the call is
@@ -76,7 +76,7 @@ def _to_copy(call: Call) -> list[Kernel]:
 
 
 def _to_host(call: Call) -> list[Kernel]:
-    """A value that the host reads."""
+    """Returns a value that the host reads."""
     if on_host(call.args[0]):
         return []
     return [Kernel(call.table.host_copy(call.name, call.args[0].itemsize, dtype_name(call.args[0])), 0, True, True)]
@@ -139,7 +139,8 @@ def _embedding_backward(call: Call) -> list[Kernel]:
 
 
 def _scatter(call: Call) -> list[Kernel]:
-    """scatter, index_add, index_copy and related operators: (self, dim, index, values); added rows are read too."""
+    """Returns the kernels of scatter, index_add, index_copy and related operators: (self, dim, index, values); added
+    rows are read too."""
     target, index = call.args[0], call.args[2]
     values = call.argument("src")
     values = call.argument("source") if values is None else values
@@ -162,7 +163,8 @@ def _onto(call: Call, target: torch.Tensor, read: int, written: int, launches: i
 
 
 def _index_put(call: Call) -> list[Kernel]:
-    """Accumulating puts sort their indices first (index_put_with_sort_kernel); masks with one value fill in place."""
+    """Returns the kernels of index_put. Accumulating puts sort their indices first (index_put_with_sort_kernel); masks
+    with one value fill in place."""
     target, values, indices = call.args[0], call.argument("values"), _tensors(call.argument("indices"))
     adds = bool(call.argument("accumulate")) or "accumulate" in call.name
     if not adds and as_int(values.numel()) == 1 and all(index.dtype == torch.bool for index in indices):
@@ -206,20 +208,23 @@ def _softmax(call: Call) -> list[Kernel]:
 
 
 def _safe_softmax(call: Call) -> list[Kernel]:
-    """softmax, then rows without a finite score set to zero: eq, all and where, and the two scalars that they need."""
+    """Returns the kernels of softmax, then rows without a finite score set to zero: eq, all and where, and the two
+    scalars that they need."""
     kernels = _softmax(call.named("_softmax"))
     size, flags = bytes_of(call.out), prod(shape_of(call.out))
     return kernels + memory(call, 2 * size + flags, flags + size, 5, dtype_name(call.out), flags + size)
 
 
 def _logsumexp(call: Call) -> list[Kernel]:
-    """The kernels amax; abs, eq and masked_fill_ of it; sub, whose result exp_ changes in place; sum, log_ and add_."""
+    """Returns the kernels amax; abs, eq and masked_fill_ of it; sub, whose result exp_ changes in place; sum, log_ and
+    add_."""
     size, sums = bytes_of(call.args[0]), bytes_of(call.out)
     return memory(call, 4 * size + 5 * sums, 2 * size + 6 * sums, 9, dtype_name(call.out), size + sums)
 
 
 def _softmax_backward(call: Call) -> list[Kernel]:
-    """softmax first multiplies gradient and output in a kernel with a result of its own; log_softmax does not."""
+    """Returns the kernels of the gradient. softmax first multiplies gradient and output in a kernel with a result of
+    its own; log_softmax does not."""
     gradient, output, dim = call.args[0], call.args[1], call.args[2]
     size, other, made = bytes_of(gradient), bytes_of(output), bytes_of(call.out)
     again = 0 if _row_fits(gradient, dim) else size
@@ -247,7 +252,7 @@ def _nll_loss_backward(call: Call) -> list[Kernel]:
 
 
 def _sort(call: Call) -> list[Kernel]:
-    """A radix sort of keys with their positions: every pass over 8 bits reads and writes both."""
+    """Returns a radix sort of keys with their positions: every pass over 8 bits reads and writes both."""
     keys = call.args[0]
     both = prod(shape_of(keys)) * (keys.itemsize + _INDEX)
     passes = keys.itemsize * 8 // _SORT["radix_bits"]
@@ -289,7 +294,7 @@ def _lists(args: Arguments) -> list[Any]:
 
 
 def _foreach(call: Call) -> list[Kernel]:
-    """Multi-tensor kernels; lists of mixed dtypes take one kernel per tensor, unless they are copied."""
+    """Returns multi-tensor kernels; lists of mixed dtypes take one kernel per tensor, unless they are copied."""
     lists = _lists(call.args)
     if not lists:
         return []
@@ -325,7 +330,7 @@ def _cat(call: Call) -> list[Kernel]:
 
 
 def _gather_copy_in(call: Call) -> list[Kernel]:
-    """FSDP2's copy of its shards into the buffer of an all-gather: a multi-tensor copy."""
+    """Returns FSDP2's copy of its shards into the buffer of an all-gather: a multi-tensor copy."""
     shards, buffer = call.args[0], call.args[1]
     sizes = [as_int(shard.numel()) for shard in shards]
     launches = max(1, multi_tensor_launches(sizes, 2))
@@ -333,7 +338,7 @@ def _gather_copy_in(call: Call) -> list[Kernel]:
 
 
 def _triton(call: Call) -> list[Kernel]:
-    """A Triton kernel of the user's: every tensor that it is given moves once."""
+    """Returns a Triton kernel of the user's: every tensor that it is given moves once."""
     given = list(call.kwargs.get("kwargs", {}).values())
     return memory(call, all_bytes(given), 0, 1, dtype_name(given))
 

@@ -88,7 +88,7 @@ def _nothing(call: Call) -> list[Kernel]:
 
 
 def _unless_view(call: Call) -> list[Kernel]:
-    """A composite operator (reshape, contiguous) that returns a view where it can and a copy elsewhere."""
+    """Returns a composite operator (reshape, contiguous) that returns a view where it can and a copy elsewhere."""
     given, made = first_tensor(call.args), first_tensor(call.out)
     if given is None or made is None or given.untyped_storage()._cdata == made.untyped_storage()._cdata:
         return []
@@ -96,7 +96,7 @@ def _unless_view(call: Call) -> list[Kernel]:
 
 
 def _unwrapped(result: Callable[[Any], Any], call: Call) -> list[Kernel]:
-    """A higher-order operator that runs the operator it is given on the arguments that follow it."""
+    """Returns a higher-order operator that runs the operator it is given on the arguments that follow it."""
     for index, value in enumerate(call.args):
         if isinstance(value, torch._ops.OpOverload):
             return describe(call.table, value, tuple(call.args[index + 1 :]), call.kwargs, result(call.out))
@@ -142,7 +142,7 @@ def _rule_of(func: Any) -> tuple[Rule, Plan]:
 
 
 def _as_described(rule: OpaqueRule, call: Call) -> list[Kernel]:
-    """An operator whose cost a user describes."""
+    """Returns an operator whose cost a user describes."""
     cost = cost_of_call(rule, call.args, call.kwargs)
     read, written = traffic(call)
     whole = replace(

@@ -139,7 +139,7 @@ def on_host(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What differs from "reads every input once, writes every output once, in one kernel"."""
+    """Lists how an operator differs from "reads every input once, writes every output once, in one kernel"."""
 
     launches: int = 1
     unread: tuple[int, ...] = ()
@@ -154,7 +154,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How an operator uses its arguments according to its schema; made once per operator."""
+    """Says how an operator uses its arguments according to its schema; made once per operator."""
 
     name: str
     """The name without namespace and overload."""
@@ -206,7 +206,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The operator's name, which its rows have."""
+        """Returns the operator's name, which its rows have."""
         return self.plan.name
 
     def argument(self, name: str) -> Any:
@@ -272,6 +272,6 @@ def memory(
 
 
 def by_bytes(call: Call) -> list[Kernel]:
-    """The default rule: reads every input once and writes every output once."""
+    """Returns the default rule: reads every input once and writes every output once."""
     read, written = traffic(call)
     return memory(call, read, written, call.plan.traits.launches, dtype_name(call.out, call.args))

@@ -1,4 +1,4 @@
-"""What torch 2.10 and 2.11 lack."""
+"""Supplies what torch 2.10 and 2.11 lack."""
 
 # mypy: disable-error-code="attr-defined"
 from __future__ import annotations
