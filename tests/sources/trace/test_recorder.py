@@ -194,7 +194,7 @@ def test_a_workspace_lives_while_its_kernel_runs_and_counts_for_the_peak(recorde
 
 
 def test_the_first_mark_and_else_the_phases_say_what_memory_is_for(recorder):
-    marked, plain = stored(recorder, MIB), stored(recorder, MIB)
+    marked, plain, kept = (stored(recorder, size) for size in (MIB, MIB, 4096))
     kernel(recorder)
     recorder.memory.mark(marked.untyped_storage(), Category.PARAMETER)
     recorder.memory.mark(marked.untyped_storage(), Category.GRADIENT)
@@ -212,10 +212,11 @@ def test_the_first_mark_and_else_the_phases_say_what_memory_is_for(recorder):
     expected = [
         (MIB, Category.PARAMETER, 0, -1),
         (MIB, Category.ACTIVATION, 0, 0),  # made in the forward pass, freed later
+        (4096, Category.TEMPORARY, 0, -1),
         (512, Category.GRAPH_POOL, 1, -1),
     ]
     assert lives(recorder) == expected  # what no kernel saw was never there
-    del marked, pooled
+    del marked, kept, pooled
 
 
 def test_what_is_done_once_in_a_run_was_there_before_the_step(recorder):

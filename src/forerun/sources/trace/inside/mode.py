@@ -115,14 +115,19 @@ class VirtualMode(TorchDispatchMode):
             out = self._like(real, args[0].device)
             self._record(func, args, kwargs, out, tensors)
             return out
+        if func is aten.equal.default:
+            self._record(func, args, kwargs, None, tensors)
+            return self.oracle.equal(*args)
+        given = args
         if func is aten.index.Tensor or func is aten.index_put_.default or func is aten.index_put.default:
-            args = (args[0], [i for index in args[1] for i in self._index(index)], *args[2:])
-        elif func is aten.equal.default:
-            return self.oracle.scalar(args[0]) is not None
+            # A mask on the host becomes indices there, one on the device within the operator.
+            of_host = [i for index in args[1] for i in ([index] if _on_device(index) else self._index(index))]
+            given = (args[0], of_host, *args[2:])
+            args = (args[0], [i for index in of_host for i in self._index(index)], *args[2:])
         out = self._run(func, types, args, kwargs)
         if tensors and not isinstance(tensors[0], FakeTensor) and out is not None and _writes_first(func):
             out = tensors[0]
-        self._record(func, args, kwargs, out, tensors)
+        self._record(func, given, kwargs, out, tensors)
         self.oracle.follow(func, tensors, args, kwargs, out)
         return out
 
@@ -197,7 +202,7 @@ class VirtualMode(TorchDispatchMode):
     def _index(self, index: Any) -> list[Any]:
         """Returns a boolean mask as the indices that it selects, one tensor per dimension, and other indices as they
         are."""
-        if not isinstance(index, FakeTensor) or index.dtype not in (torch.bool, torch.uint8):
+        if not isinstance(index, torch.Tensor) or index.dtype not in (torch.bool, torch.uint8):
             return [index]
         real = self.oracle.shape_of(aten.nonzero.default, (index,), {})
         assert isinstance(real, torch.Tensor)

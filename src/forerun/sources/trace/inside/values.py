@@ -164,6 +164,12 @@ class Oracle:
             return False
         return 1.0 if tensor.dtype.is_floating_point else 1
 
+    def equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """Returns the result of `torch.equal`, which is True for equal shapes where a value is unknown."""
+        values = known_value(one), known_value(other)
+        unknown = any(value is None for value in values)
+        return one.shape == other.shape if unknown else aten.equal.default(*values)
+
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a real CPU tensor for a small device tensor: its value, or the result of `.item()` for each
         element."""

@@ -82,6 +82,17 @@ def _to_host(call: Call) -> list[Kernel]:
     return [Kernel(call.table.host_copy(call.name, call.args[0].itemsize, dtype_name(call.args[0])), 0, True, True)]
 
 
+def _equal(call: Call) -> list[Kernel]:
+    """Compares all elements, reduces the flags to one, and the host reads that one (aten/native/cuda/Equal.cpp)."""
+    one, other = call.args[0], call.args[1]
+    flags = prod(shape_of(one))
+    if shape_of(one) != shape_of(other) or not flags:
+        return []
+    compared = memory(call.named("eq"), bytes_of(one) + bytes_of(other), flags, 1, dtype_name(one), flags)
+    reduced = memory(call.named("all"), flags, 1, 1, "bool")
+    return [*compared, *reduced, Kernel(call.table.host_copy("_local_scalar_dense", 1, "bool"), 0, True, True)]
+
+
 # -- gather and scatter ------------------------------------------------------------------------------------------
 
 
@@ -358,7 +369,8 @@ def _foreach_names() -> tuple[str, ...]:
 MEMORY_RULES: dict[str, Any] = {
     **dict.fromkeys(("copy_", "copy", "_copy_from", "fsdp::copy_"), _copy_),
     "_to_copy": _to_copy,
-    **dict.fromkeys(("_local_scalar_dense", "item", "equal", "is_nonzero"), _to_host),
+    **dict.fromkeys(("_local_scalar_dense", "item", "is_nonzero"), _to_host),
+    "equal": _equal,
     **dict.fromkeys(("index", "_unsafe_index", "index_select", "gather", "take"), _gather),
     **dict.fromkeys(("embedding", *_EMBEDDING_BAG), _embedding),
     "embedding_dense_backward": _embedding_backward,

@@ -51,7 +51,7 @@ def tried_on_cpu(func: Any, args: Any, kwargs: Any) -> Any:
         try:
             return func(*tree_map(on_cpu, args), **tree_map(on_cpu, kwargs))
         except (NotImplementedError, RuntimeError) as error:
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0].partition(". ")[0]
             raise ForerunError(
                 f"{func}: torch has no fake version of it, and it doesn't run on the CPU ({reason}); register one with"
                 " torch.library.register_fake"
