@@ -5,7 +5,6 @@ import json
 import pytest
 from collective_building import CASE, system
 
-from forerun.astrasim.astra.collective_sweep import Setting, never_queues
 from forerun.astrasim.astra.single import collective_times
 from forerun.astrasim.chakra.trace import CommType
 from forerun.common.errors import ForerunError
@@ -126,9 +125,6 @@ def test_on_a_ring_the_default_is_close_to_queues(algorithm, capsys):
 def test_ring_algorithms_that_never_queue(topology, kind):
     network = parse_topology(topology, [50.0], [500.0])
     of = system("ring", splits=3)
-    assert never_queues(Setting(network, of), of, None)
-    assert not never_queues(Setting(network, of), system("ring", splits=3, active=2), None)
-    assert not never_queues(Setting(network, of), system("direct"), None)
     for size in (1 << 12, 1 << 20, 12_345_678):
         without, queued = (collective_times(network, of, kind, size, aware=aware)[0] for aware in (False, True))
         assert without.tolist() == queued.tolist()

@@ -25,7 +25,6 @@ from forerun.common.errors import ForerunError, UnknownName
 from forerun.core.network.network_file import Network
 
 KINDS = {**COLLECTIVES, "broadcast": CommType.BROADCAST}
-_IMPLEMENTATIONS = tuple(f"{name}_implementation" for name in COLLECTIVES)
 _MOST_QUEUED = 1024
 """up to this many NPUs trees and custom algorithms, whose loads have no rule, run with queues by default"""
 ALGORITHMS = ("ring", "direct", "halvingDoubling", "doubleBinaryTree")
@@ -154,17 +153,6 @@ def _prepared(setting: Setting, collective: str, name: str) -> tuple[System, Alg
         raise UnknownName("algorithm", name, [*ALGORITHMS, "module:Class"]) from None
 
 
-def never_queues(setting: Setting, system: System, custom: Algorithm | None) -> bool:
-    """Returns whether no message waits for a link, so that queues change nothing.
-
-    Round a ring, or among ranks that are all connected, each link carries one message at a time of a ring algorithm
-    that runs its chunks one after the other: a rank sends the next one when the one before has arrived there.
-    """
-    dims, names = setting.network.dims, {name for key in _IMPLEMENTATIONS for name in getattr(system, key)}
-    alone = len(dims) == 1 and dims[0].topology in ("Ring", "FullyConnected") and not setting.groups
-    return alone and custom is None and system.active_chunks_per_dimension == 1 and names <= {"ring", "oneRing"}
-
-
 def _point(setting: Setting, collective: str, size: int, name: str, system: System, custom: Algorithm | None) -> Point:
     n = setting.n_ranks
     local = size // n if collective == "all_gather" else size
@@ -172,8 +160,7 @@ def _point(setting: Setting, collective: str, size: int, name: str, system: Syst
         raise ForerunError(f"an all_gather over {n} ranks needs at least {n} bytes")
     made = local * n if collective == "all_gather" else size
     kind = KINDS[collective]
-    aware = setting.aware and not (setting.network.n_npus > _MOST_QUEUED and never_queues(setting, system, custom))
-    ends, run, wire_ns = collective_times(setting.network, system, kind, local, setting.groups, aware, custom)
+    ends, run, wire_ns = collective_times(setting.network, system, kind, local, setting.groups, setting.aware, custom)
     unqueued_ns = time_ns = int(ends.max())
     factor = bus_factor(collective, n)
     if setting.serial and wire_ns is None and setting.network.n_npus <= _MOST_QUEUED:
@@ -182,8 +169,8 @@ def _point(setting: Setting, collective: str, size: int, name: str, system: Syst
     elif setting.serial:
         time_ns = max(time_ns, wire_ns or 0, math.ceil(made * factor / setting.rank_links_gbps))
     algbw = made / time_ns if time_ns else 0.0
-    hottest = hottest_links(setting.network, run, time_ns, setting.hottest) if aware else ()
+    hottest = hottest_links(setting.network, run, time_ns, setting.hottest) if setting.aware else ()
     busbw = algbw * factor
     beyond = busbw > setting.rank_links_gbps
-    unqueued = None if aware else unqueued_ns
+    unqueued = None if setting.aware else unqueued_ns
     return Point(name, made, time_ns, algbw, busbw, hottest=hottest, unqueued_ns=unqueued, beyond_links=beyond)

@@ -122,12 +122,24 @@ class CollectiveTables:
     def n_chunks(self, call: int) -> int:
         return self._call_rows[call][3]
 
+    def set_chunks(self, call: int, n_chunks: int) -> None:
+        """Makes a call run so many of its equal chunks."""
+        communicator, first, n_phases, _, priority = self._call_rows[call]
+        self._call_rows[call] = communicator, first, n_phases, n_chunks, priority
+
     def position(self, call: int, rank: int) -> int:
         """Returns the position of `rank` in the communicator of a call."""
         communicator = self._call_rows[call][0]
         if communicator not in self._places:
             self._places[communicator] = {member: k for k, member in enumerate(self._members[communicator])}
         return self._places[communicator][rank]
+
+    def communicator_of(self, call: int) -> int:
+        return self._call_rows[call][0]
+
+    def members_of(self, call: int) -> tuple[int, ...]:
+        """Returns the ranks of the communicator of a call, in the order of its ring."""
+        return self._members[self._call_rows[call][0]]
 
     def phases_of(self, call: int) -> list[Phase]:
         _, first, n_phases, _, _ = self._call_rows[call]

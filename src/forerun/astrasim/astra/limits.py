@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from forerun.astrasim.astra.collectives import CollectiveTables
-from forerun.astrasim.messages.state import CUSTOM, STREAM
+from forerun.astrasim.messages.state import CUSTOM, DIRECT, STREAM
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import Network
 
@@ -35,6 +37,23 @@ def check_work(calls: Mapping[int, int], tables: CollectiveTables, n_actors: int
     n_messages = sum(times * tables.n_messages(call) for call, times in calls.items())
     if n_messages > MOST_MESSAGES:
         raise ForerunError(f"it takes {n_messages:,} messages, more than the {MOST_MESSAGES:,} that are simulated")
+
+
+def check_hops(network: Network, tables: CollectiveTables, call: int, n_actors: int) -> None:
+    """Checks how many links the messages of a call of all ranks pass, which `n_actors` ranks make with queues.
+
+    Raises ForerunError if there are too many.
+    """
+    direct = [
+        phase for phase in tables.phases_of(call) if phase["algorithm"] == DIRECT and phase["n"] == network.n_npus
+    ]
+    if not direct:
+        return
+    others = np.arange(1, network.n_npus, dtype=np.int32)
+    hops = network.topology().hop_counts(np.zeros_like(others), others).mean()
+    passed = int(n_actors * tables.n_chunks(call) * sum(phase["n_messages"] for phase in direct) * hops)
+    if passed > MOST_MESSAGES:
+        raise ForerunError(f"its messages pass {passed:,} links, more than the {MOST_MESSAGES:,} that are simulated")
 
 
 def check_times(network: Network, tables: CollectiveTables, call: int, n_actors: int, aware: bool) -> None:

@@ -7,7 +7,7 @@ trace if it is only replayed. Two ranks with equal traces differ only in the mem
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from forerun.astrasim.astra.reference import REFERENCE
 from forerun.astrasim.astra.remote_memory import RemoteMemory
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommGroups, CommType, NodeKind, RankTrace
+from forerun.astrasim.messages.closed_form import ClosedForms, closed_forms
 from forerun.astrasim.messages.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_CPU, SLOT_NONE, hashed_children, hashed_roots
 from forerun.astrasim.messages.slots import COLLECTIVE, INSTANT, RECV, SEND, TIMED, Matches, Nodes
 from forerun.common.arrays import pointers, positions
@@ -66,6 +67,8 @@ class LoweredProgram:
     """for each actor: its trace"""
     match_text: tuple[str, ...]
     """the name of each match in errors"""
+    forms: ClosedForms = field(default_factory=closed_forms)
+    """the collectives in closed form"""
 
 
 def lower_trace(trace: RankTrace, system: System, memory: RemoteMemory, place: str = "trace") -> LoweredTrace:
@@ -173,11 +176,12 @@ def lower_program(
     """
     first = pointers([len(trace) for trace in traces])
     target = np.full(first[-1], -1, np.int32)
+    alike: dict[int, tuple[I64, I64, I64]] = {}
     position = np.zeros(first[-1], np.int32)
     for actor, (lowered, rank) in enumerate(zip(traces, ranks, strict=True)):
         nodes = np.flatnonzero(lowered.action == COLLECTIVE)
         if len(nodes):
-            calls, places = _calls(lowered, nodes, rank, groups[actor], comm_groups, tables)
+            calls, places = _calls(lowered, nodes, rank, groups[actor], comm_groups, tables, alike)
             target[first[actor] + nodes] = calls
             position[first[actor] + nodes] = places
     messages = messages or match_messages(traces, ranks, tables.n_ranks)
@@ -211,16 +215,23 @@ def lower_program(
 
 def _calls(
     lowered: LoweredTrace, nodes: I64, rank: int, groups: tuple[str, ...], comm_groups: CommGroups,
-    tables: CollectiveTables,
+    tables: CollectiveTables, alike: dict[int, tuple[I64, I64, I64]],
 ) -> tuple[I32, I32]:  # fmt: skip
-    """Returns the call of each collective node, and the rank's position in its communicator."""
+    """Returns the call of each collective node, and the rank's position in its communicator.
+
+    `alike` has the distinct collectives of traces with equal columns, by their rows.
+    """
     trace, rows = lowered.trace, lowered.row[nodes]
     involved: Mapping[int, tuple[bool, ...]] = trace.involved_dims or {}
     dims = np.array([row if row in involved else -1 for row in rows.tolist()]) if involved else np.full(len(rows), -1)
     customs, custom = _custom_of(lowered, rows, dims, tables.system.custom_of_nodes, rank)
-    columns: list[npt.NDArray[Any]] = [trace.comm_type[rows], trace.comm_size[rows], trace.group[rows]]
-    table = np.stack([*columns, trace.priority[rows], dims, custom], axis=1).astype(np.int64)
-    distinct, inverse = np.unique(table, axis=0, return_inverse=True)
+    plain = not involved and len(customs) == 1
+    if not plain or id(lowered.row) not in alike:
+        columns: list[npt.NDArray[Any]] = [trace.comm_type[rows], trace.comm_size[rows], trace.group[rows]]
+        table = np.stack([*columns, trace.priority[rows], dims, custom], axis=1).astype(np.int64)
+        found, example, inverse = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        alike[id(lowered.row)] = found, example, inverse.reshape(-1)
+    distinct, example, inverse = alike[id(lowered.row)]
     calls, places = np.empty(len(distinct), np.int32), np.empty(len(distinct), np.int32)
     for k, (kind, size, group, priority, dims_row, prefix) in enumerate(distinct.tolist()):
         name = groups[group] if group >= 0 and dims_row < 0 else _WORLD
@@ -228,7 +239,7 @@ def _calls(
             members, place = tuple(range(tables.n_ranks)), rank
             communicator = tables.communicator(_WORLD if dims_row < 0 else "dimensions", members)
         else:
-            node = trace.node_id[rows[int(np.argmax(inverse.reshape(-1) == k))]]
+            node = trace.node_id[rows[example[k]]]
             members = comm_groups.get(name, ())
             if rank not in members:
                 problem = f"lacks rank {rank}" if name in comm_groups else "is not in the communicator group file"
@@ -238,10 +249,10 @@ def _calls(
             of_dims = involved.get(dims_row)
             calls[k] = tables.call(CommType(kind), size, communicator, priority, of_dims, customs[prefix])
         except ForerunError as error:
-            node = trace.node_id[rows[int(np.argmax(inverse.reshape(-1) == k))]]
+            node = trace.node_id[rows[example[k]]]
             raise ForerunError(f"rank {rank}, node {node}: {error}") from None
         places[k] = place
-    return calls[inverse.reshape(-1)], places[inverse.reshape(-1)]
+    return calls[inverse], places[inverse]
 
 
 def _custom_of(

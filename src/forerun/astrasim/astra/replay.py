@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from forerun.astrasim.astra.closed_form import with_closed_forms
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.fabric import fabric_of
 from forerun.astrasim.astra.fold_blocks import fold_blocks
@@ -21,7 +22,7 @@ from forerun.astrasim.astra.lower import (
     lower_trace,
 )
 from forerun.astrasim.astra.remote_memory import NO_EXPANSION, RemoteMemory
-from forerun.astrasim.astra.run import Deadlock, SlotRun, run_program
+from forerun.astrasim.astra.run import Deadlock, SlotRun, UnequalCalls, run_program
 from forerun.astrasim.astra.statistics import RankStatistics, rank_statistics
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace, same_columns
@@ -78,7 +79,8 @@ def replay(
     fold: bool = True,
     times: CollectiveTimes | None = None,
 ) -> Replay:
-    """Replays the trace of every rank. With `fold`, ranks that are provably alike are simulated once.
+    """Replays the trace of every rank. With `fold`, ranks that are provably alike are simulated once, and
+    rings in closed form.
 
     `times` caches the times of collectives between replays on the same system and network.
 
@@ -96,9 +98,9 @@ def replay(
             if folded is None:
                 continue
             with suppress(Deadlock):  # the run of every rank says more about who waits for what
-                run = run_program(folded.program, folded.tables, fabric_of(machine.network, aware=False))
+                program, run = _run(folded.program, folded.tables, machine)
                 if folded.holds(run.result):
-                    return _replay(folded.program, run, folded.actor_of_rank, machine.system)
+                    return _replay(program, run, folded.actor_of_rank, machine.system)
     dims = [dim.n_npus for dim in machine.network.dims]
     tables = CollectiveTables(
         machine.system,
@@ -109,8 +111,20 @@ def replay(
     )
     groups = [trace.group_names for trace in traces]
     program = lower_program(lowered, range(n_ranks), groups, comm_groups, tables, order)
-    run = run_program(program, tables, fabric_of(machine.network, machine.aware))
+    program, run = _run(program, tables, machine, fold)
     return _replay(program, run, np.arange(n_ranks), machine.system)
+
+
+def _run(
+    program: LoweredProgram, tables: CollectiveTables, machine: Machine, closed: bool = True
+) -> tuple[LoweredProgram, SlotRun]:
+    """Runs a program, with collectives in closed form where no message waits for another and `closed` allows it."""
+    fabric = fabric_of(machine.network, machine.aware)
+    if closed and not machine.aware:
+        known = with_closed_forms(program, tables, machine.network)
+        with suppress(UnequalCalls):
+            return known, run_program(known, tables, fabric)
+    return program, run_program(program, tables, fabric)
 
 
 def _replay(program: LoweredProgram, run: SlotRun, actor_of_rank: I64, system: System) -> Replay:

@@ -9,11 +9,11 @@ import numpy as np
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.limits import check_work
 from forerun.astrasim.astra.lower import LoweredProgram
-from forerun.astrasim.messages.calendar import SEQUENCE, TIE, new_calendar
+from forerun.astrasim.messages.calendar import SEQUENCE, TIE, UNEQUAL, new_calendar
 from forerun.astrasim.messages.fabric import Fabric, new_traffic
 from forerun.astrasim.messages.mailbox import new_mailbox
 from forerun.astrasim.messages.ready import new_ready
-from forerun.astrasim.messages.slots import COLLECTIVE, RECV, SEND, Result, run_slots
+from forerun.astrasim.messages.slots import COLLECTIVE, IN_CLOSED_FORM, RECV, SEND, Result, run_slots
 from forerun.astrasim.messages.state import STREAM, Engine, Streams
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import I64
@@ -33,6 +33,10 @@ class UnequalRanks(ForerunError):
     """One block of ranks does not stand for all."""
 
 
+class UnequalCalls(ForerunError):
+    """Members of a communicator meet in different collectives."""
+
+
 @dataclass(frozen=True)
 class SlotRun:
     """The times of all nodes, and the traffic of the links (empty if the network is congestion-unaware)."""
@@ -49,6 +53,7 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
 
     Raises:
         Deadlock: some node never ran.
+        UnequalCalls: some collectives have a closed form, and members of a communicator meet in different ones.
         UnequalRanks: the fabric has a block of ranks, and ranks one block apart may differ.
         ForerunError: there are more messages or chunks than can be simulated, or times are too large.
     """
@@ -66,6 +71,8 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
         result, overflow = run_slots(engine, program.nodes, matches, ready)
         if overflow == TIE:
             raise UnequalRanks("messages of different ranks come to a link at the same time")
+        if overflow == UNEQUAL:
+            raise UnequalCalls("members of a group meet in different collectives")
         if not overflow:
             break
         capacity *= 8
@@ -79,7 +86,7 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
 
 
 def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, capacity: int) -> Engine:
-    collectives = tables.tables()
+    collectives, forms = tables.tables(), program.forms
     n_actors = len(program.nodes.first) - 1
     most = 2 * tables.most_chunks
     n_queues, n_dims = tables.n_queues * len(tables.dims), len(tables.dims)
@@ -108,6 +115,7 @@ def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, c
         new_mailbox(2 * capacity),
         collectives,
         streams,
+        forms._replace(**{name: getattr(forms, name).copy() for name in ("start_ns", "node", "n_begun", "open_call")}),
     )
 
 
@@ -127,7 +135,7 @@ def _deadlock(program: LoweredProgram, result: Result) -> str:
         if nodes.action[node] in (SEND, RECV):
             verb = "send" if nodes.action[node] == SEND else "receive"
             text += f": {verb}, {program.match_text[nodes.target[node]]}, is not matched"
-        elif nodes.action[node] == COLLECTIVE:
+        elif nodes.action[node] in (COLLECTIVE, IN_CLOSED_FORM):
             group = lowered.trace.group[row]
             name = lowered.trace.group_names[group] if group >= 0 else "all ranks"
             text += (

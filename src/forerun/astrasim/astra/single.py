@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forerun.astrasim.astra.closed_form import ends_with_queues, ends_without_queues, ring_of
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.custom import Algorithm
 from forerun.astrasim.astra.fabric import fabric_of
-from forerun.astrasim.astra.limits import MOST_RANKS, check_times, check_work
+from forerun.astrasim.astra.limits import MOST_RANKS, check_hops, check_times, check_work
+from forerun.astrasim.astra.lockstep import lockstep
 from forerun.astrasim.astra.lower import UNKNOWN_NS, LoweredProgram, empty_matches
 from forerun.astrasim.astra.reference import REFERENCE
 from forerun.astrasim.astra.run import SlotRun, UnequalRanks, run_program
@@ -20,7 +22,7 @@ from forerun.astrasim.astra.system import System
 from forerun.astrasim.astra.wire import wire_ns
 from forerun.astrasim.chakra.trace import CommType
 from forerun.astrasim.messages.ready import SLOT_COMM, SLOT_COMPUTE, SLOT_NONE
-from forerun.astrasim.messages.slots import COLLECTIVE, RECV, SEND, TIMED, Nodes
+from forerun.astrasim.messages.slots import COLLECTIVE, RECV, SEND, TIMED, Nodes, Result
 from forerun.common.arrays import pointers
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import Network
@@ -78,8 +80,10 @@ def collective_times(
     """Returns when each rank ends a collective that all begin at 0.
 
     `size` is the full local buffer, for an all-gather the local shard. With `groups`, each group runs its own
-    collective at the same time; ranks in no group end at 0. If all ranks are alike, only one is simulated, or one
-    block of ranks if blocks are, unless `mirror` is off. An `algorithm` replaces the system's.
+    collective at the same time; ranks in no group end at 0. An `algorithm` replaces the system's.
+
+    Where no message waits for another, rings and exchanges in lockstep take a closed form. If all ranks are alike, only
+    one is simulated, or one block of ranks if blocks are. Without `mirror` every message of every rank is simulated.
 
     Raises ForerunError if it can't be simulated, or would take too long.
     """
@@ -94,14 +98,49 @@ def collective_times(
     for name, group in zip(names, everyone, strict=True):
         call = tables.call(kind, size, tables.communicator(name, tuple(group)))
         call_of.update(dict.fromkeys(group, call))
-    phases = tables.phases_of(call_of[everyone[0][0]])
+    call = call_of[everyone[0][0]]
+    phases = tables.phases_of(call)
+    closed = _in_closed_form(network, tables, call_of, everyone, aware) if mirror else None
+    if closed is not None:
+        return CollectiveTimes(*closed, wire_ns(network, tables, call, everyone))
     mirrored = mirror and not aware and is_symmetric(network, phases, groups)
     block = repeating_block(network, phases, aware) if mirror and not mirrored and not groups else 0
     try:
         ends, run = _simulated(network, tables, call_of, aware, everyone[0][:1] if mirrored else (), block)
     except UnequalRanks:
         ends, run = _simulated(network, tables, call_of, aware, (), 0)
-    return CollectiveTimes(ends, run, wire_ns(network, tables, call_of[everyone[0][0]], everyone))
+    return CollectiveTimes(ends, run, wire_ns(network, tables, call, everyone))
+
+
+def _in_closed_form(
+    network: Network,
+    tables: CollectiveTables,
+    call_of: Mapping[int, int],
+    groups: Sequence[tuple[int, ...]],
+    aware: bool,
+) -> tuple[I64, SlotRun] | None:
+    """Returns when each rank ends, and a run of no event; None if a message may wait for another."""
+    calls = [call_of[group[0]] for group in groups]
+    check_times(network, tables, calls[0], 1, aware)
+    ends, busy_ns, carried = np.zeros(network.n_npus, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+    rings = [ring for ring in (ring_of(tables, call) for call in calls) if ring is not None]
+    if len(rings) == len(calls):
+        found = ends_without_queues(network, rings)
+        if aware:
+            queued = ends_with_queues(network, rings)
+            if queued is None:
+                return None
+            found, busy_ns, carried = queued.ends_ns, queued.link_busy_ns, queued.link_bytes
+        for group, of_group in zip(groups, found, strict=True):
+            ends[list(group)] = of_group
+    else:
+        exchange = lockstep(network, tables, calls[0]) if aware and len(groups) == 1 else None
+        if exchange is None:
+            return None
+        ends[:], busy_ns, carried = exchange.end_ns, exchange.link_busy_ns, exchange.link_bytes
+    nothing = np.zeros(network.n_npus, np.int64)
+    tails = nothing + (rings[0].tail_ns if rings else 0)
+    return ends, SlotRun(Result(nothing, ends, nothing, ends, tails), busy_ns, carried, 0)
 
 
 def _simulated(
@@ -119,14 +158,22 @@ def _simulated(
     ranks = list(mirrored) or list(range(block or network.n_npus))
     call = next(iter(call_of.values()))
     check_work({call: len(ranks)}, tables, len(ranks))
+    if aware:
+        check_hops(network, tables, call, len(ranks))
     check_times(network, tables, call, len(ranks), aware)
+    alike = block == 1 and aware and tables.system.active_chunks_per_dimension == 1 and tables.n_phases(call) == 1
+    chunks = tables.n_chunks(call) if alike else 1  # all ranks end a chunk together, so the next one is the same again
+    tables.set_chunks(call, tables.n_chunks(call) // chunks)
     program = chain_of([[call_of[rank]] if rank in call_of else [] for rank in ranks], ranks, tables)
-    run = run_program(program, tables, fabric_of(network, aware, mirrored, block))
+    try:
+        run = run_program(program, tables, fabric_of(network, aware, mirrored, block))
+    finally:
+        tables.set_chunks(call, tables.n_chunks(call) * chunks)
     ends = np.zeros(network.n_npus, np.int64)
     members = np.array(sorted(call_of))
-    ends[members] = run.result.end_ns[members % block] if block else run.result.end_ns
+    ends[members] = chunks * (run.result.end_ns[members % block] if block else run.result.end_ns)
     if block and aware:
-        busy, size = (_on_all_links(network, block, of) for of in (run.link_busy_ns, run.link_bytes))
+        busy, size = (chunks * _on_all_links(network, block, of) for of in (run.link_busy_ns, run.link_bytes))
         run = replace(run, link_busy_ns=busy, link_bytes=size)
     return ends, run
 

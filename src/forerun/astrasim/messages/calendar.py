@@ -28,9 +28,11 @@ _N_EVENTS = 1
 SEQUENCE = 2
 """number of events scheduled so far"""
 OVERFLOW = 3
-"""1 once a table is full: the run has to start again with larger tables; `TIE` if the run is void"""
+"""1 once a table is full: the run has to start again with larger tables; `TIE` or `UNEQUAL` if the run is void"""
 TIE = 2
 """two messages came to a link of a block of ranks at the same time, so ranks one block apart may differ"""
+UNEQUAL = 3
+"""members of a communicator meet in different collectives, which only messages can simulate"""
 _FREE_WAKE = 4
 _FREE_CALLBACK = 5
 _USED_WAKE = 6

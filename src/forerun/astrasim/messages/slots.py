@@ -16,6 +16,7 @@ import numpy.typing as npt
 from forerun.astrasim.messages import ready as queue
 from forerun.astrasim.messages.algorithms import bundle_done, packet_received
 from forerun.astrasim.messages.calendar import NOW, OVERFLOW, WAKE, next_event, register, schedule, take_callback
+from forerun.astrasim.messages.closed_form import NODE_DONE, TAIL, begin_ring
 from forerun.astrasim.messages.collectives import find_stream, next_phase, retire, start_collective
 from forerun.astrasim.messages.custom import run_step, steps_of_route
 from forerun.astrasim.messages.fabric import ARRIVAL, LINK_FREE, forward, free_link, free_message, new_message, send
@@ -32,9 +33,8 @@ INSTANT = 1
 COLLECTIVE = 2
 SEND = 3
 RECV = 4
-
-_NODE_DONE = np.int64(2)  # callback
-_TAIL = np.int64(4)  # event
+IN_CLOSED_FORM = 5
+"""a collective of which no message is simulated (`closed_form`)"""
 
 _LOOK = np.int64(0)  # planned actions; the subject of this one is an actor
 _END_NODE = np.int64(1)
@@ -59,9 +59,9 @@ class Nodes(NamedTuple):
     """of TIMED nodes; of SEND nodes the time until the message arrives, -1 if the fabric determines it"""
     tail_ns: I64
     target: I32
-    """the call of a COLLECTIVE, the match of a SEND or RECV, else -1"""
+    """the call of a COLLECTIVE or of one IN_CLOSED_FORM, the match of a SEND or RECV, else -1"""
     position: I32
-    """of a COLLECTIVE the position of the rank in the communicator, of a SEND the receiving actor"""
+    """of a collective the position of the rank in the communicator, of a SEND the receiving actor"""
     size: I64
     """bytes of a SEND"""
     n_pred: I32
@@ -119,8 +119,8 @@ class Run(NamedTuple):
 
 
 def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> tuple[Result, int]:
-    """Runs the program. The second answer is not 0 if the result is void: 1 if a table of the engine was too small, or
-    `TIE`."""
+    """Runs the program. The second answer is not 0 if the result is void: 1 if a table of the engine was too small,
+    `TIE` or `UNEQUAL`."""
     n_actors, n_nodes = len(nodes.first) - 1, len(nodes.action)
     result = Result(
         np.full(n_nodes, -1, np.int64),
@@ -158,7 +158,7 @@ def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run,
             actor += 1
         elif w >= 0:
             kind, subject, extra, since = take_callback(calendar, w)
-            if kind == _NODE_DONE:
+            if kind == NODE_DONE:
                 _plan(run, _END_NODE, subject)
             elif kind == BUNDLE and extra >= 0:
                 register(calendar, calendar.wake[w].actor, extra, BUNDLE, subject, _NONE)
@@ -181,8 +181,8 @@ def _run(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready, run: Run,
                 free_link(calendar, engine.fabric, engine.traffic, subject)
             elif kind == RECEIVE:
                 _receive(engine, matches, run, subject)
-            elif kind == _TAIL:
-                register(calendar, _owner(nodes, subject), nodes.tail_ns[subject], _NODE_DONE, subject, _NONE)
+            elif kind == TAIL:
+                register(calendar, _owner(nodes, subject), nodes.tail_ns[subject], NODE_DONE, subject, _NONE)
             else:
                 break
         k = 0
@@ -273,11 +273,14 @@ def _issue(
     if action == TIMED:
         tail = nodes.tail_ns[node]
         if tail > 0:
-            schedule(calendar, now + nodes.duration_ns[node] - tail, _TAIL, node)
+            schedule(calendar, now + nodes.duration_ns[node] - tail, TAIL, node)
         else:
-            register(calendar, actor, nodes.duration_ns[node], _NODE_DONE, node, _NONE)
+            register(calendar, actor, nodes.duration_ns[node], NODE_DONE, node, _NONE)
     elif action == COLLECTIVE:
         start_collective(engine, actor, node, np.int64(nodes.target[node]), np.int64(nodes.position[node]))
+    elif action == IN_CLOSED_FORM:
+        c, position = np.int64(nodes.target[node]), np.int64(nodes.position[node])
+        begin_ring(calendar, engine.forms, nodes.first, actor, node, c, position)
     elif action == SEND:
         match = nodes.target[node]
         pair = matches.first[match] + matches.n_sent[match]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.astrasim.messages.calendar import Calendar, Records
+from forerun.astrasim.messages.closed_form import ClosedForms
 from forerun.astrasim.messages.fabric import Fabric, Traffic
 from forerun.astrasim.messages.mailbox import Mailbox
 from forerun.core.program.types import I8, I32, I64
@@ -176,3 +177,4 @@ class Engine(NamedTuple):
     mailbox: Mailbox
     collectives: Collectives
     streams: Streams
+    forms: ClosedForms

@@ -1,0 +1,164 @@
+"""Rings in closed form and exchanges in lockstep take exactly the time of their messages, and are quick."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from collective_building import system
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from random_traces import KINDS, collective, comp, programs, trace
+
+from forerun.astrasim.astra.closed_form import with_closed_forms
+from forerun.astrasim.astra.collectives import CollectiveTables
+from forerun.astrasim.astra.fabric import fabric_of
+from forerun.astrasim.astra.replay import Machine, replay
+from forerun.astrasim.astra.run import UnequalCalls, run_program
+from forerun.astrasim.astra.single import chain_of, collective_times
+from forerun.astrasim.astra.system import system_from
+from forerun.astrasim.chakra.trace import CommType
+from forerun.astrasim.messages.closed_form import ring_ends
+from forerun.astrasim.messages.slots import COLLECTIVE
+from forerun.common.errors import ForerunError
+from forerun.core.network.network_file import parse_topology
+
+GROUPS = {
+    "a0": (0, 1, 2, 3),
+    "a1": (4, 5, 6, 7),
+    "b0": (0, 2, 4, 6),
+    "b1": (1, 3, 5, 7),
+    "c0": (0, 1, 5),
+    "c1": (2, 7),
+    "c2": (6, 3, 4),
+    "d0": (5, 4, 0, 1, 7, 6, 2, 3),
+}
+ROUTES = ["ring:8", "torus2d:4x4", "torus2d:5x3", "mesh2d:4x2", "mesh2d:3x3", "switch:8", "fullyconnected:6", "ring:2"]
+
+
+@given(
+    start=st.lists(st.integers(0, 5000), min_size=2, max_size=7),
+    rounds=st.integers(0, 3),
+    packet=st.integers(0, 50),
+    data=st.data(),
+)
+def test_ends_are_those_of_the_recurrence(start, rounds, packet, data):
+    n = len(start)
+    delay = data.draw(st.lists(st.integers(0, 3000), min_size=n, max_size=n))
+    n_messages = n - 1 + data.draw(st.integers(0, rounds * n))
+    sent = [one + packet for one in start]
+    for _ in range(n_messages):
+        sent = [max(sent[i - 1] + delay[i - 1], sent[i]) + packet for i in range(n)]
+    ends = np.zeros(n, np.int64)
+    arrays = np.array(start), np.array(delay), n_messages, packet * (n_messages + 1)
+    ring_ends(*arrays, ends, np.zeros((3, n), np.int64))
+    assert ends.tolist() == sent
+
+
+def figures(traces, machine, order, fold):
+    try:
+        return replay(traces, GROUPS, machine, order, fold).statistics
+    except ForerunError as error:
+        return str(error)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    traces=programs(8, GROUPS),
+    slower=st.lists(st.integers(1, 9), min_size=8, max_size=8),
+    topology=st.sampled_from(["ring:8", "ring:4,ring:2", "mesh2d:4x2", "torus2d:2x4"]),
+    splits=st.integers(1, 4),
+    active=st.integers(1, 3),
+    endpoint=st.sampled_from([0, 10, 300]),
+    order=st.sampled_from(["ascending", "march-2025"]),
+)
+def test_a_replay_is_that_of_its_messages(traces, slower, topology, splits, active, endpoint, order):
+    """Ranks compute for unlike times, so members of a group begin apart."""
+    network = parse_topology(",".join(f"{part}@50/500" for part in topology.split(",")))
+    keys = {"roofline-enabled": 1, "peak-perf": 1, "endpoint-delay": endpoint}
+    machine = Machine(system(*["ring"] * len(network.dims), splits=splits, active=active, **keys), network)
+    traces = [replace(one, num_ops=one.num_ops * factor) for one, factor in zip(traces, slower, strict=True)]
+    assert figures(traces, machine, order, True) == figures(traces, machine, order, False)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    topology=st.sampled_from(ROUTES),
+    algorithm=st.sampled_from(["ring", "halvingDoubling"]),
+    kind=st.sampled_from(KINDS),
+    size=st.sampled_from([1, 1000, 65_536, 1_000_003, 1 << 24]),
+    splits=st.integers(1, 4),
+    latency=st.sampled_from([0, 1, 137, 500]),
+    endpoint=st.sampled_from([0, 10]),
+)
+def test_with_queues_too(topology, algorithm, kind, size, splits, latency, endpoint):
+    network = parse_topology(f"{topology}@50/{latency}ns")
+    of = system(algorithm, splits=splits, **{"endpoint-delay": endpoint})
+    try:
+        whole = collective_times(network, of, kind, size, (), True, mirror=False)
+    except ForerunError:
+        assume(False)
+    found = collective_times(network, of, kind, size, (), True)
+    assert found.ends_ns.tolist() == whole.ends_ns.tolist()
+    assert found.run.link_bytes.tolist() == whole.run.link_bytes.tolist()
+    assert found.run.link_busy_ns.tolist() == whole.run.link_busy_ns.tolist()
+
+
+@pytest.mark.parametrize(
+    ("topology", "algorithm"),
+    [*((topology, "ring") for topology in ROUTES), ("ring:8", "halvingDoubling"), ("torus2d:4x4", "halvingDoubling")],
+)
+def test_no_message_is_simulated_where_none_waits(topology, algorithm):
+    network = parse_topology(f"{topology}@50/500ns")
+    run = collective_times(network, system(algorithm, splits=3), CommType.ALL_REDUCE, 1 << 20, (), True).run
+    assert run.n_events == 0
+
+
+def test_rings_whose_messages_meet_at_a_link_are_simulated():
+    """Two groups of a ring share its links, and two chunks at a time send two messages to a link."""
+    network, groups = parse_topology("ring:8@50/500ns"), ((0, 2, 4, 6), (1, 3, 5, 7))
+    for of, more in ((system("ring"), groups), (system("ring", splits=4, active=2), ())):
+        times = [
+            collective_times(network, of, CommType.ALL_GATHER, 1 << 20, more, True, mirror=mirror)
+            for mirror in (True, False)
+        ]
+        assert times[0].run.n_events > 0
+        assert times[0].ends_ns.tolist() == times[1].ends_ns.tolist()
+
+
+def test_members_that_meet_in_different_collectives_are_simulated():
+    """Rank 1 begins the larger gather first, so the first collectives of the ranks differ."""
+    network, of = parse_topology("ring:2@50/500ns"), system("ring")
+    tables = CollectiveTables(of, [2])
+    communicator = tables.communicator("", (0, 1))
+    small, large = (tables.call(CommType.ALL_GATHER, size, communicator) for size in (1000, 2000))
+    program = chain_of([[small, large], [large, small]], [0, 1], tables)
+    known = with_closed_forms(program, tables, network)
+    assert not (known.nodes.action == COLLECTIVE).any()
+    with pytest.raises(UnequalCalls):
+        run_program(known, tables, fabric_of(network, aware=False))
+
+
+def test_a_replay_goes_back_to_messages_where_members_meet_in_different_collectives():
+    keys = {"roofline-enabled": 1, "peak-perf": 1, "local-mem-bw": 1600, "endpoint-delay": 10}
+    implementations = {f"{kind}-implementation": ["ring"] for kind in ("all-gather", "all-reduce")}
+    of = system_from({**keys, **implementations}, "system")
+    machine = Machine(of, parse_topology("ring:4@50/500ns"))
+    first, second = (collective(CommType.ALL_GATHER, 4000, "a", after=(k,)) for k in (0, 1))
+    nodes = [comp(), comp(), first, second]
+    swapped = [comp(10**8), comp(), first, second]
+    traces = [trace(each) for each in (nodes, swapped, nodes, nodes)]
+    results = [replay(traces, {"a": (0, 1, 2, 3)}, machine, fold=fold).statistics for fold in (True, False)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_a_ring_through_a_large_torus_needs_no_simulation(aware):
+    """A rank ends once a message came all the way round but for its own way on, two links at the end of a row."""
+    network, of = parse_topology("torus2d:100x90@50/500ns"), system("ring", **{"endpoint-delay": 10})
+    found = collective_times(network, of, CommType.ALL_GATHER, 1 << 20, aware=aware)
+    transmit_ns = (1 << 20) / network.bytes_per_ns(0)
+    near = int(500 + transmit_ns)
+    far = 2 * near if aware else int(1000 + transmit_ns)
+    delay = np.where(np.arange(9000) % 100 == 99, far, near)
+    assert found.ends_ns.tolist() == (9000 * 10 + delay.sum() - delay).tolist()
+    assert found.run.n_events == 0
