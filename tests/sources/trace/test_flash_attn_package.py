@@ -17,7 +17,7 @@ def answers(tmp_path_factory):
         """
         import importlib, importlib.metadata, importlib.util
         from dataclasses import astuple
-        from forerun.sources.trace.inside.device import device_kernels, flash_attention
+        from forerun.sources.trace.inside.device import attention_choice, device_kernels, flash_attention
         flash_attention.install(recorder)
         device_kernels.install()
         import flash_attn
@@ -72,6 +72,15 @@ def answers(tmp_path_factory):
         attention("packed qkv", lambda: flash_attn_varlen_qkvpacked_func(make(96, 3, heads, size), starts, 56))
         attention("packed kv", lambda: flash_attn_varlen_kvpacked_func(tokens, make(96, 2, heads, size), *packed))
         result["shapes"], result["columns"] = shapes, columns
+        attention_choice.install((8, 0))
+        half = q.transpose(1, 2)
+        def held(call):
+            before = recorder.memory.allocated_bytes
+            out = call()
+            return recorder.memory.allocated_bytes - before
+        result["dropout"] = [held(lambda: flash_attn_func(q, q, q, dropout_p=p)) for p in (0.0, 0.5)]
+        sdpa = nn.functional.scaled_dot_product_attention
+        result["dropout"] += [held(lambda: sdpa(half, half, half, dropout_p=p)) for p in (0.0, 0.5)]
         result["cache"] = fails(lambda: flash_attn.flash_attn_with_kvcache(q, k, v), ForerunError)
 
         recorder.start()
@@ -158,6 +167,12 @@ def test_each_call_is_one_kernel_over_the_pairs_of_its_mask(answers, name, batch
     assert kernel == "flash2"
     assert shape[:3] == [batch, HEADS, kv_heads]
     assert flops == 2 * batch * HEADS * pairs * (SIZE + SIZE)
+
+
+def test_dropout_keeps_no_mask(answers):
+    plain, dropped, chosen, chosen_dropped = answers["dropout"]
+    assert plain == dropped >= 2 * LENGTH * HEADS * SIZE * 2
+    assert chosen == chosen_dropped == plain
 
 
 def test_rotary_embeddings_are_one_kernel_each_way(answers):

@@ -143,6 +143,13 @@ def test_the_backward_of_a_large_norm_passes_once_over_its_input():
     assert kernels[0][1] == pytest.approx(2 * big * HALF, rel=0.01)
 
 
+def test_an_input_that_is_changed_in_place_is_written_though_nothing_reads_it_again():
+    region = Region()
+    x = region.given(BIG)
+    region.nodes.append(FusionNode("add_", Kind.POINTWISE, BIG, (x,), (x,)))
+    assert region.kernels() == [(Kind.POINTWISE, BIG * HALF, BIG * HALF)]
+
+
 def test_what_the_backward_pass_keeps_is_written():
     region = Region()
     x = region.given(BIG)

@@ -221,6 +221,13 @@ def test_a_graph_of_views_alone_has_a_step_that_launches_nothing():
     assert (step.kernel, step.computed, [node.name for node in step.nodes]) == (None, [], ["view"])
 
 
+def test_a_scatter_of_one_value_has_an_element_for_each_index():
+    ids = torch.zeros(32, COLUMNS, dtype=torch.int64)
+    copy, hit = ops_of(lambda x, i: x.scatter(0, i, 1.0), matrix(), ids)
+    assert (copy.numel, hit.numel) == (ROWS * COLUMNS, 32 * COLUMNS)
+    assert moved(hit.writes) == [(copy.writes[0].storage, 32 * COLUMNS * 4, 0)]
+
+
 def test_the_copy_for_a_scatter_is_made_right_before_it():
     def program(x, w, ids):
         return aten.index_put(aten.full([1000, COLUMNS], 0.0), [ids], x @ w, True)

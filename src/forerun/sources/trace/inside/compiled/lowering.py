@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from forerun.sources.trace.inside.compiled.groups import Access, FusionNode, Group, Kind
 from forerun.sources.trace.inside.data_files import read_data
@@ -36,17 +37,14 @@ class Lowering:
         self._writes: list[list[Access]] = [[] for _ in nodes]
         self._changed: set[int] = set()
         """The storages that are written more than once, or after they were read."""
-        self._next_storage = 1 + max((a.storage for n in nodes for a in (*n.reads, *n.writes)), default=0)
+        storages = (access.storage for node in nodes for access in (*node.reads, *node.writes))
+        self._new_storages = count(1 + max(storages, default=0))
         self._follow_storages()
         self._inlined: dict[int, _Inlined] = {}
         self._made: dict[int, Group] = {}
         self._touched: dict[int, list[Group]] = {}
         for index in range(len(nodes)):
             self._lower(index)
-
-    def _new_storage(self) -> int:
-        self._next_storage += 1
-        return self._next_storage - 1
 
     def _follow_storages(self) -> None:
         """Finds which op wrote what each op reads, and gives a storage that is changed in place a new number for each
@@ -73,7 +71,7 @@ class Lowering:
                 if storage in read or storage in writer:
                     self._changed.add(storage)
                     self._kept[index] |= storage in read
-                    content[storage] = self._new_storage()
+                    content[storage] = next(self._new_storages)
                 writer[storage] = index
                 self._writes[index].append(replace(access, storage=content.get(storage, storage)))
 
@@ -123,7 +121,7 @@ class Lowering:
         splits = _splits(node) if node.kind == Kind.REDUCTION else 1
         writes = dict.fromkeys(self._writes[index], self._kept[index])
         if splits > 1:
-            partial = Access(self._new_storage(), node.numel * splits * _REDUCTIONS["partial_bytes"])
+            partial = Access(next(self._new_storages), node.numel * splits * _REDUCTIONS["partial_bytes"])
             stage = (node.numel * splits, -(-node.reduced // splits))
             at = len(self.groups)
             first = Group(node.kind, stage, outer, whole, reads, {partial: False}, dict(members), at, at, before)
