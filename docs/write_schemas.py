@@ -161,18 +161,8 @@ _STEP = (
 """operation, micro batch, stage, start and duration in s of a step of two stages"""
 _MAPS = {
     *("breakdown", "memory_by_category_gib", "counts", "impossible", "impossible_examples", "out_of_memory"),
-    *(
-        "badput",
-        "failures",
-        "mean_jct_s_by_group",
-        "by_group",
-        "config",
-        "fields",
-        "badput_s",
-        "by_cause_ps",
-        "by_class_ps",
-    ),
-    *("choices_of", "traits", "kernel_rates", "breakdown_s", "figures"),
+    *("badput", "badput_s", "failures", "mean_jct_s_by_group", "by_group", "config", "fields"),
+    *("by_cause_ps", "by_class_ps", "choices_of", "traits", "kernel_rates", "breakdown_s", "figures"),
     *("nodes_by_type", "metadata", "idle_before_s", "per_rank"),
     *("sources", "stacks", "by_place_gib", "slowdown_by_operation"),
 }

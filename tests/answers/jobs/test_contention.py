@@ -17,7 +17,8 @@ from forerun.common.errors import ForerunError
 
 HALF = Traffic(1.0, 1.0)
 """a step that communicates for half of its time"""
-ONE_LINK = ((0,), (0,))
+HALVES = (((1.0, ()), (1.0, ((0, 1.0),))),) * 2
+"""two such jobs on one link"""
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,8 @@ ONE_LINK = ((0,), (0,))
     ],
 )
 def test_rates_are_max_min_fair(routes, capacities, expected):
-    assert fair_rates(routes, capacities) == pytest.approx(expected)
+    loads = [dict.fromkeys(route, 1.0) for route in routes]
+    assert fair_rates(loads, capacities) == pytest.approx(expected)
 
 
 routes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True), min_size=1, max_size=6)
@@ -40,7 +42,7 @@ routes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=Tru
 @settings(max_examples=80, deadline=None)
 @given(routes, st.lists(st.floats(0.2, 3.0), min_size=4, max_size=4))
 def test_no_rate_can_grow_without_one_that_is_no_larger(flows, capacities):
-    rates = fair_rates(flows, capacities)
+    rates = fair_rates([dict.fromkeys(flow, 1.0) for flow in flows], capacities)
     loads = [sum(rate for rate, flow in zip(rates, flows, strict=True) if link in flow) for link in range(4)]
     assert all(load <= room + 1e-9 for load, room in zip(loads, capacities, strict=True))
     for rate, flow in zip(rates, flows, strict=True):
@@ -53,25 +55,25 @@ def test_no_rate_can_grow_without_one_that_is_no_larger(flows, capacities):
 
 def test_two_jobs_in_phase_take_twice_as_long_to_communicate():
     """Alone T + B = 2 s, in phase T + 2 B = 3 s each."""
-    assert paces_together((HALF, HALF), ONE_LINK, (1.0,), shifts=False) == pytest.approx((2 / 3, 2 / 3), rel=1e-6)
+    assert paces_together(HALVES, (1.0,), shifts=False) == pytest.approx((2 / 3, 2 / 3), rel=1e-6)
 
 
 def test_shifted_phases_take_as_long_as_alone_where_they_fit():
     """The gain of CASSINI is the quotient: 1.5 here. Jobs that communicate for 60 % of their steps can't be apart."""
-    assert paces_together((HALF, HALF), ONE_LINK, (1.0,), shifts=True) == pytest.approx((1.0, 1.0), rel=1e-3)
-    often = Traffic(0.4, 0.6)
-    paces = paces_together((often, often), ONE_LINK, (1.0,), shifts=True)
+    assert paces_together(HALVES, (1.0,), shifts=True) == pytest.approx((1.0, 1.0), rel=1e-3)
+    often = ((0.4, ()), (0.6, ((0, 1.0),)))
+    paces = paces_together((often, often), (1.0,), shifts=True)
     assert 0.8 < sum(paces) / 2 <= 1 / 1.2 + 0.02
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.1, 5.0)), min_size=2, max_size=4))
 def test_a_link_never_carries_more_than_it_can(drawn):
-    steps = tuple(Traffic(*each) for each in drawn)
-    paces = paces_together(steps, ((0,),) * len(steps), (1.0,), shifts=False)
+    steps = tuple(((compute_s, ()), (network_s, ((0, 1.0),))) for compute_s, network_s in drawn)
+    paces = paces_together(steps, (1.0,), shifts=False)
     assert all(0.0 < pace <= 1.0 for pace in paces)
     used = sum(
-        pace * step.network_s / (step.compute_s + step.network_s) for pace, step in zip(paces, steps, strict=True)
+        pace * network_s / (compute_s + network_s) for pace, (compute_s, network_s) in zip(paces, drawn, strict=True)
     )
     assert used <= 1.1  # the last step of a job may be under way
 
@@ -99,10 +101,12 @@ def placed(number: int, *nodes: int) -> Progress:
 
 
 def test_jobs_across_switches_share_the_links_above_them():
-    """Two switches of two nodes: their links up carry two jobs, or one where they are oversubscribed twice."""
+    """Two switches of two nodes: their links up carry two nodes, and half of one where they are oversubscribed four
+    times. Each job sends over two of four NICs of a node."""
     shape, jobs = Shape(2, 2, 4), [placed(0, 0, 2), placed(1, 1, 3), placed(2, 0, 1)]
     assert SharedNetwork(1.0, shared_nics=False, shifts=False).paces(jobs, shape) == {}
-    found = SharedNetwork(2.0, shared_nics=False, shifts=False).paces(jobs, shape)
+    assert SharedNetwork(2.0, shared_nics=False, shifts=False).paces(jobs, shape) == {}
+    found = SharedNetwork(4.0, shared_nics=False, shifts=False).paces(jobs, shape)
     assert found == {0: pytest.approx(2 / 3), 1: pytest.approx(2 / 3)}
     assert set(SharedNetwork(1.0, shared_nics=True, shifts=False).paces(jobs, shape)) == {0, 1, 2}
 

@@ -6,15 +6,20 @@ fair rates. Whether they do depends on how their phases stand to each other; CAS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
-from forerun.answers.jobs.job import Placement, Progress, Traffic
+from forerun.answers.jobs.job import Progress
+from forerun.answers.jobs.job_traffic import Link, Loads, loads_of_switches, loads_of_topology, numbered
 from forerun.answers.jobs.placement import Shape
+from forerun.core.network.network_file import Network
 
-Link = tuple[str, int]
+Phase = tuple[float, tuple[tuple[int, float], ...]]
+"""seconds alone, and the load on each link by number; no links: it computes"""
+Steps = tuple[tuple[Phase, ...], ...]
+"""the phases of the step of each job"""
 _STEPS = 20
 """steps of the slowest job, alone, over which paces are measured"""
 _MOST_PHASES = 4_000
@@ -38,44 +43,60 @@ class SharedNetwork:
     """whether GPU i of all nodes of a switch is on rail switch i, above which traffic between rails goes"""
     nvlink_domains: bool = False
     """whether NVLink joins the nodes of a domain, so that jobs inside one send nothing over the network"""
-
-    def links(self, place: Placement, shape: Shape, on_rails: bool = True) -> tuple[Link, ...]:
-        """Returns the links that a job's traffic goes over, as that of rings through all its nodes does.
-
-        `on_rails`: the job has the same GPUs of each of its nodes.
-        """
-        domains = {node // shape.domain for node, _ in place}
-        if len(place) < 2 or (self.nvlink_domains and len(domains) == 1):
-            return ()
-        switches = sorted({node // shape.nodes for node, _ in place})
-        leaves = len(switches) > 1 or (self.rails and not on_rails)
-        above = [("switch", switch) for switch in switches] if leaves else []
-        return (*((("node", node) for node, _ in place) if self.shared_nics else ()), *above)
+    topology: Network | None = None
+    """the links between all GPUs, in place of those of nodes and switches"""
 
     def capacity(self, link: Link, shape: Shape) -> float:
-        """Returns how many jobs a link carries at their full rate, which is that of a node."""
-        return 1.0 if link[0] == "node" else shape.nodes / self.oversubscription
+        """Returns the rate of a link, over that of a node, or over its own on a topology."""
+        return shape.nodes / self.oversubscription if link[0] == "switch" else 1.0
+
+    def loads(self, jobs: Sequence[Progress], shape: Shape) -> dict[int, tuple[Loads, ...]]:
+        """Returns for each job with traffic, by number, the load of each part of its communication on the links."""
+        found: dict[int, tuple[Loads, ...]] = {}
+        gpus = [()] * len(jobs) if self.topology is None else numbered([job.place for job in jobs], shape.gpus)
+        for job, own in zip(jobs, gpus, strict=True):
+            if job.job.traffic is None or len(job.place) < 2:
+                continue
+            parts = job.job.traffic.parts
+            if self.topology is not None:
+                found[job.number] = tuple(loads_of_topology(each, own, shape.gpus, self.topology) for each in parts)
+                continue
+            off_rails = self.rails and not job.on_rails
+            how = (job.place, shape, self.shared_nics, off_rails, self.nvlink_domains)
+            found[job.number] = tuple(loads_of_switches(each, *how) for each in parts)
+        return found
 
     def paces(self, jobs: Sequence[Progress], shape: Shape) -> dict[int, float]:
         """Returns for jobs by number how fast they go on, against alone; those that share no full link go at 1."""
-        links = {job.number: self.links(job.place, shape, job.on_rails) for job in jobs if job.job.traffic is not None}
-        users: dict[Link, list[int]] = {}
-        for number, own in links.items():
-            for link in own:
-                users.setdefault(link, []).append(number)
-        full = {link: each for link, each in users.items() if len(each) > self.capacity(link, shape)}
+        loads = self.loads(jobs, shape)
+        users: dict[Link, dict[int, float]] = {}
+        for number, parts in loads.items():
+            for link, load in (each for part in parts for each in part):
+                of_link = users.setdefault(link, {})
+                of_link[number] = max(load, of_link.get(number, 0.0))
+        room = {link: self.capacity(link, shape) * (1.0 + _NOTHING) for link in users}
+        full = {link: each for link, each in users.items() if sum(each.values()) > room[link]}
         traffic = {job.number: job.job.traffic for job in jobs if job.job.traffic is not None}
         found: dict[int, float] = {}
         for group in _groups(full.values()):
-            own_links = sorted({link for number in group for link in links[number] if link in full})
-            routes = tuple(tuple(own_links.index(link) for link in links[number] if link in full) for number in group)
-            capacities = tuple(self.capacity(link, shape) for link in own_links)
-            steps = tuple(traffic[number] for number in group)
-            found |= dict(zip(group, paces_together(steps, routes, capacities, self.shifts), strict=True))
+            links = sorted({link for number in group for part in loads[number] for link, _ in part if link in full})
+            place = {link: i for i, link in enumerate(links)}
+            steps = tuple(
+                (
+                    (traffic[number].compute_s, ()),
+                    *(
+                        (part.seconds, tuple((place[link], load) for link, load in own if link in place))
+                        for part, own in zip(traffic[number].parts, loads[number], strict=True)
+                    ),
+                )
+                for number in group
+            )
+            capacities = tuple(self.capacity(link, shape) for link in links)
+            found |= dict(zip(group, paces_together(steps, capacities, self.shifts), strict=True))
         return found
 
 
-def _groups(users: Iterable[Sequence[int]]) -> list[list[int]]:
+def _groups(users: Iterable[Iterable[int]]) -> list[list[int]]:
     """Returns the jobs that are joined by common links, each group in order."""
     groups: list[set[int]] = []
     for each in users:
@@ -85,68 +106,68 @@ def _groups(users: Iterable[Sequence[int]]) -> list[list[int]]:
 
 
 @lru_cache(maxsize=4096)
-def paces_together(
-    steps: tuple[Traffic, ...], routes: tuple[tuple[int, ...], ...], capacities: tuple[float, ...], shifts: bool
-) -> tuple[float, ...]:
+def paces_together(steps: Steps, capacities: tuple[float, ...], shifts: bool) -> tuple[float, ...]:
     """Returns how fast each job goes on beside the others, against alone.
 
     Args:
-        routes: numbers of the links that each job uses.
-        capacities: of each link, in jobs at their full rate.
+        steps: the phases of each job's step.
+        capacities: of each link.
         shifts: choose when in its step each job begins, one job after the other, so that they hinder each other least;
             else all begin a step at once.
     """
     begins = [0.0] * len(steps)
     if shifts:
         for i in range(1, len(steps)):
-            period_s = steps[i].compute_s + steps[i].network_s
+            period_s = sum(seconds for seconds, _ in steps[i])
             choices = [period_s * n / _SHIFTS for n in range(_SHIFTS)]
-            begins[i] = max(
-                choices, key=lambda begin: sum(_measured(steps[: i + 1], routes, capacities, [*begins[:i], begin]))
-            )
-    return tuple(_measured(steps, routes, capacities, begins))
+            begins[i] = max(choices, key=lambda begin: sum(_measured(steps[: i + 1], capacities, [*begins[:i], begin])))
+    return tuple(_measured(steps, capacities, begins))
 
 
-def _measured(
-    steps: Sequence[Traffic], routes: Sequence[Sequence[int]], capacities: Sequence[float], begins_s: Sequence[float]
-) -> list[float]:
+def _measured(steps: Sequence[Sequence[Phase]], capacities: Sequence[float], begins_s: Sequence[float]) -> list[float]:
     """Runs the phases of all jobs, and returns the time of each job's steps alone over that of its whole steps here."""
     jobs = range(len(steps))
-    sends = [False] * len(steps)
-    left_s = [step.compute_s + begin_s for step, begin_s in zip(steps, begins_s, strict=True)]
+    loads = [[dict(links) for _, links in step] for step in steps]
+    alone_s = [sum(seconds for seconds, _ in step) for step in steps]
+    at = [0] * len(steps)
+    left_s = [step[0][0] + begin_s for step, begin_s in zip(steps, begins_s, strict=True)]
     ends_s: list[list[float]] = [[begin_s] for begin_s in begins_s]
-    until_s, now_s = _STEPS * max(step.compute_s + step.network_s for step in steps), 0.0
+    until_s, now_s = _STEPS * max(alone_s), 0.0
+    known: dict[tuple[int, ...], list[float]] = {}
     for _ in range(_MOST_PHASES):
-        sending = [i for i in jobs if sends[i]]
-        rates = dict(zip(sending, fair_rates([routes[i] for i in sending], capacities), strict=True))
-        pass_s = min(left_s[i] / rates.get(i, 1.0) for i in jobs)
-        now_s += pass_s
+        if (rates := known.get(tuple(at))) is None:
+            rates = known[tuple(at)] = fair_rates([loads[i][at[i]] for i in jobs], capacities)
+        now_s += (pass_s := min(left_s[i] / rates[i] for i in jobs))
         for i in jobs:
-            left_s[i] -= pass_s * rates.get(i, 1.0)
-            if left_s[i] <= _NOTHING * until_s:
-                if sends[i]:
+            left_s[i] -= pass_s * rates[i]
+            while left_s[i] <= _NOTHING * until_s:
+                at[i] = (at[i] + 1) % len(steps[i])
+                left_s[i] += steps[i][at[i]][0]
+                if not at[i]:
                     ends_s[i].append(now_s)
-                sends[i] = not sends[i]
-                left_s[i] += steps[i].network_s if sends[i] else steps[i].compute_s
         if now_s >= until_s and min(len(ends) for ends in ends_s) > 1:
             break
     return [
-        min(1.0, (step.compute_s + step.network_s) * (len(ends) - 1) / (ends[-1] - ends[0])) if len(ends) > 1 else 1.0
-        for step, ends in zip(steps, ends_s, strict=True)
+        min(1.0, own_s * (len(ends) - 1) / (ends[-1] - ends[0])) if len(ends) > 1 else 1.0
+        for own_s, ends in zip(alone_s, ends_s, strict=True)
     ]
 
 
-def fair_rates(routes: Sequence[Sequence[int]], capacities: Sequence[float]) -> list[float]:
-    """Returns max-min fair rates of flows over links, each at most 1 (progressive filling)."""
-    rates, growing = [0.0] * len(routes), set(range(len(routes)))
+def fair_rates(loads: Sequence[Mapping[int, float]], capacities: Sequence[float]) -> list[float]:
+    """Returns max-min fair rates, each at most 1 (progressive filling).
+
+    Args:
+        loads: for each flow the room that it takes on links, by number, at rate 1.
+    """
+    rates, growing = [0.0] * len(loads), set(range(len(loads)))
     left = list(capacities)
     while growing:
-        users = [sum(link in routes[i] for i in growing) for link in range(len(left))]
-        more = min((room / using for room, using in zip(left, users, strict=True) if using), default=inf)
+        using = [sum(loads[i].get(link, 0.0) for i in growing) for link in range(len(left))]
+        more = min((room / used for room, used in zip(left, using, strict=True) if used), default=inf)
         more = min(more, *(1.0 - rates[i] for i in growing))
         for i in growing:
             rates[i] += more
-        left = [room - more * using for room, using in zip(left, users, strict=True)]
+        left = [room - more * used for room, used in zip(left, using, strict=True)]
         full = {link for link, room in enumerate(left) if room <= _NOTHING * capacities[link]}
-        growing = {i for i in growing if rates[i] < 1.0 - _NOTHING and full.isdisjoint(routes[i])}
+        growing = {i for i in growing if rates[i] < 1.0 - _NOTHING and full.isdisjoint(loads[i])}
     return rates

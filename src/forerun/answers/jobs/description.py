@@ -26,6 +26,7 @@ from forerun.answers.jobs.trace_file import read_jobs
 from forerun.answers.jobs.unlike_description import UNLIKE, UnlikeRequest, unlike_cluster_of
 from forerun.common.errors import ForerunError, UnknownName, at
 from forerun.common.yaml_files import Entry, check, read_yaml
+from forerun.core.network.on_topology import check_size, load_network
 
 _MOST_JOBS = 1_000_000
 _MOST_GPUS = 1_000_000
@@ -74,6 +75,7 @@ class NetworkEntry(Entry):
     shifts: bool = False
     rails: bool = False
     nvlink_domains: bool = False
+    topology: str | None = None
 
 
 class ClusterEntry(Entry):
@@ -182,10 +184,23 @@ def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsR
             resume_s=entry.resume_s,
             failures=None if entry.failures is None else _failures(entry.failures),
             quotas=entry.quotas,
-            network=None if entry.network is None else SharedNetwork(**entry.network.model_dump()),
+            network=None if entry.network is None else _network(entry.network, shape, folder, f"{place}: network"),
         ),
         notes=notes,
     )
+
+
+def _network(entry: NetworkEntry, shape: Shape, folder: Path, place: str) -> SharedNetwork:
+    given = entry.model_dump(exclude={"topology"})
+    if entry.topology is None:
+        return SharedNetwork(**given)
+    for name in entry.model_fields_set - {"topology", "shifts"}:
+        raise ForerunError(f"{place}: {name} is about links of nodes and switches; leave it out beside a topology")
+    with at(place):
+        is_file = (folder / entry.topology).suffix.lower() in (".yaml", ".yml", ".json")
+        network = load_network(folder / entry.topology if is_file else entry.topology)
+        check_size(network, shape.total)
+    return SharedNetwork(**given, topology=network)
 
 
 def _failures(entry: FailuresEntry) -> NodeFailures:
@@ -211,14 +226,13 @@ def _job(entry: JobEntry, place: str) -> Job:
         duration_s, step_s, share = entry.duration_s, entry.step_s or 0.0, entry.network_share
         if entry.elastic is not None:
             scaling = scaling_of(entry.elastic, entry.gpus, f"{place}: job {entry.name}: elastic")
+        traffic = Traffic((1.0 - share) * step_s, share * step_s) if share else None
     else:
         planned = PlannedSteps(entry.plan)
-        found = planned.predicted(entry.gpus, entry.plan.global_batch)
-        step_s, share = found.step_time_s, found.exposed_comm_s / found.step_time_s
-        duration_s = entry.plan.steps * step_s
+        duration_s = entry.plan.steps * planned.predicted(entry.gpus, entry.plan.global_batch).step_time_s
+        traffic = planned.traffic(entry.gpus)
         if entry.elastic is not None:
             scaling = planned.scaling(entry.elastic, entry.gpus, f"{place}: job {entry.name}: elastic")
-    traffic = Traffic((1.0 - share) * step_s, share * step_s) if share else None
     return Job(entry.name, entry.gpus, entry.submit_s, duration_s, entry.group, entry.priority, traffic, scaling)
 
 

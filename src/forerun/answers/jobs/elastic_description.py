@@ -11,12 +11,13 @@ from forerun.answers.analysis.predict import predict
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.jobs.elastic import efficiency, step_s
 from forerun.answers.jobs.entries import Count, NotNegative, PlanEntry, Positive
-from forerun.answers.jobs.job import Scaling
+from forerun.answers.jobs.job import Exchange, Pattern, Scaling, Traffic
 from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import Entry
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.complete import complete_plan
+from forerun.sources.symbolic.mesh import groups_of
 
 
 class PlannedEntry(PlanEntry):
@@ -38,6 +39,16 @@ class ElasticEntry(Entry):
     noise_scale: NotNegative | None = None
 
 
+_EXPOSED: dict[str, tuple[str, Pattern]] = {
+    "exposed_data_parallel": ("dp_all", "ring"),
+    "exposed_tensor_parallel": ("tp", "ring"),
+    "exposed_context_parallel": ("cp", "ring"),
+    "exposed_expert_parallel": ("ep", "direct"),
+    "exposed_pipeline_transfer": ("pp", "hops"),
+}
+"""part of a step -> the groups that communicate then, and how"""
+
+
 class PlannedSteps:
     """Predicts the step of a plan on numbers of GPUs, each at most once."""
 
@@ -48,6 +59,19 @@ class PlannedSteps:
     def _predicted(self, gpus: int, batch: int | None) -> Prediction:
         plan = complete_plan(self.entry.fields, gpus, batch)
         return predict(load_model(self.entry.model), plan, load_cluster(self.entry.cluster))
+
+    def traffic(self, gpus: int) -> Traffic | None:
+        """Returns what the plan's step on `gpus` does: it computes, then each kind of its groups communicates, for as
+        long as no kernel hides it. None where no communication is exposed."""
+        found = self.predicted(gpus, self.entry.global_batch)
+        groups = groups_of(found.own_plan(), gpus)
+        exchanges = tuple(
+            Exchange(seconds, pattern, group.size, group.inner) if not group.runs else Exchange(seconds, pattern)
+            for cause, (axis, pattern) in _EXPOSED.items()
+            if (seconds := found.breakdown.get(cause, 0.0)) > 0.0 and (group := groups[axis]).size > 1
+        )
+        network_s = sum(each.seconds for each in exchanges)
+        return Traffic(found.step_time_s - network_s, network_s, exchanges) if exchanges else None
 
     def scaling(self, elastic: ElasticEntry, gpus: int, place: str) -> Scaling:
         """Returns how fast the plan goes on those of `sizes` where it fits in memory, at the batch of the most goodput.

@@ -5,17 +5,41 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
+from typing import Literal
 
 Placement = tuple[tuple[int, int], ...]
 """(node, GPUs on it) of a running job; empty where GPUs are only counted"""
 
 
+Pattern = Literal["ring", "hops", "direct"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Communication of one kind of group of a job, in all its groups at once."""
+
+    seconds: float
+    pattern: Pattern = "ring"
+    """hops: each member sends to its neighbours; direct: each sends a share to every other one"""
+    size: int = 0
+    """GPUs of a group; 0: all GPUs of the job"""
+    inner: int = 1
+    """distance between neighbours of a group, in ranks"""
+
+
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """A step of a job that has the network to itself: it computes, then communicates between nodes."""
+    """A step of a job that has the network to itself: it computes, then communicates."""
 
     compute_s: float
     network_s: float
+    exchanges: tuple[Exchange, ...] = ()
+    """what its communication consists of, one after the other; empty: rings through all its GPUs"""
+
+    @property
+    def parts(self) -> tuple[Exchange, ...]:
+        """Returns what its communication consists of."""
+        return self.exchanges or (Exchange(self.network_s),)
 
 
 @dataclass(frozen=True, slots=True)

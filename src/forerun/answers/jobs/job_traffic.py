@@ -1,0 +1,121 @@
+"""The load that a job's communication puts on links, from the groups of its plan and the place of its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from forerun.answers.jobs.job import Exchange, Placement
+from forerun.answers.jobs.placement import Shape
+from forerun.core.network.link_load import fabric_of
+from forerun.core.network.network_file import Network
+from forerun.core.program.types import F64, I64
+
+Link = tuple[str, int]
+"""(`node`, its number), (`switch`, its number) or (`link`, its number in the topology)"""
+Loads = tuple[tuple[Link, float], ...]
+"""links, with the share of a node's rate, or of the link's own on a topology, that the job takes at full rate"""
+_NOWHERE = np.zeros(0, np.int64)
+
+
+def messages(exchange: Exchange, nodes: I64) -> tuple[I64, I64, F64]:
+    """Returns sender, receiver and weight of messages between nodes; a GPU that sends all it can has weight 1.
+
+    Args:
+        nodes: (gpus,) the node of each GPU of the job. Its ranks follow the order of its GPUs.
+
+    A ring through nodes has as many lanes as the GPUs of the group on the node that has the fewest, each over other
+    GPUs of every node, as NCCL's rings over rails.
+    """
+    size = exchange.size or len(nodes)
+    inner = exchange.inner
+    number = len(nodes) // (size * inner)
+    base = (np.arange(number)[:, None] * (size * inner) + np.arange(inner)).reshape(-1, 1)
+    members = base + inner * np.arange(size)
+    if exchange.pattern == "hops":
+        ahead, behind = members[:, :-1].ravel(), members[:, 1:].ravel()
+        ends = np.concatenate([ahead, behind]), np.concatenate([behind, ahead])
+        weight = np.ones(2 * len(ahead))
+    elif exchange.pattern == "direct":
+        shifts = np.arange(1, size)
+        source = np.repeat(members.ravel(), len(shifts))
+        others = [np.roll(members, -shift, axis=1) for shift in shifts]
+        target = np.stack(others, axis=-1).ravel() if others else source
+        ends, weight = (source, target), np.full(len(source), 1.0 / max(1, size - 1))
+    else:
+        pairs = [(_NOWHERE, _NOWHERE), *(_lanes(group, nodes) for group in members)]
+        ends = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
+        weight = np.ones(len(ends[0]))
+    apart = nodes[ends[0]] != nodes[ends[1]]
+    return ends[0][apart], ends[1][apart], weight[apart]
+
+
+def _lanes(group: I64, nodes: I64) -> tuple[I64, I64]:
+    """Returns who sends to whom in rings through the nodes of one group."""
+    begins = np.flatnonzero(np.diff(nodes[group], prepend=-1))
+    if len(begins) < 2:
+        return _NOWHERE, _NOWHERE
+    lanes = int(np.diff(begins, append=len(group)).min())
+    ring = group[begins[:, None] + np.arange(lanes)]
+    return ring.ravel(), np.roll(ring, -1, axis=0).ravel()
+
+
+@lru_cache(maxsize=16_384)
+def loads_of_switches(
+    exchange: Exchange, place: Placement, shape: Shape, shared_nics: bool, rails: bool, nvlink_domains: bool
+) -> Loads:
+    """Returns the load on the links of nodes, if all GPUs of a node share one, and on those of switches to others.
+
+    It is in rates of a node. `rails`: GPU i of every node is on a rail switch of its own and the job has other GPUs of
+    its nodes, so that all its traffic goes over the links above. `nvlink_domains`: what stays in a domain is free.
+    """
+    nodes = np.repeat([node for node, _ in place], [number for _, number in place])
+    src, dst, weight = messages(exchange, nodes)
+    src, dst = nodes[src], nodes[dst]
+    if nvlink_domains:
+        apart = src // shape.domain != dst // shape.domain
+        src, dst, weight = src[apart], dst[apart], weight[apart]
+    if not len(src):
+        return ()
+    of_node = np.bincount(src, weight, shape.switches * shape.nodes)
+    full = float(of_node.max()) if shared_nics else float(shape.gpus)
+    found: list[tuple[Link, float]] = []
+    if shared_nics:
+        found += [(("node", int(node)), float(of_node[node]) / full) for node in np.flatnonzero(of_node)]
+    leaves = (src // shape.nodes != dst // shape.nodes) | rails
+    above = np.bincount(src[leaves] // shape.nodes, weight[leaves], shape.switches)
+    found += [(("switch", int(switch)), float(above[switch]) / full) for switch in np.flatnonzero(above)]
+    return tuple(found)
+
+
+@lru_cache(maxsize=16_384)
+def loads_of_topology(exchange: Exchange, gpus: tuple[int, ...], per_node: int, network: Network) -> Loads:
+    """Returns the load on the links of a topology, as shares of their bandwidth while the job has them to itself.
+
+    Args:
+        gpus: the numbers of the job's GPUs, which are the NPUs of `network`.
+    """
+    places = np.array(gpus)
+    src, dst, weight = messages(exchange, places // per_node)
+    if not len(src):
+        return ()
+    fabric = fabric_of(network)
+    paths = fabric.topology.routes(places[src].astype(np.int32), places[dst].astype(np.int32))
+    carried = np.bincount(paths.link, np.repeat(weight, paths.hops), len(fabric.bytes_per_s)) / fabric.bytes_per_s
+    return tuple((("link", int(link)), float(carried[link] / carried.max())) for link in np.flatnonzero(carried))
+
+
+def numbered(places: Sequence[Placement], per_node: int) -> list[tuple[int, ...]]:
+    """Returns the numbers of the GPUs of each job: on every node those that the jobs before it leave."""
+    taken: dict[int, int] = {}
+    found = []
+    for place in places:
+        own: list[int] = []
+        for node, number in place:
+            first = taken.get(node, 0)
+            taken[node] = first + number
+            own += range(node * per_node + first, node * per_node + first + number)
+        found.append(tuple(own))
+    return found
