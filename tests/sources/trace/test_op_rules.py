@@ -557,12 +557,12 @@ def test_flex_attention_takes_the_density_of_its_mask():
     def causal(b, h, i, j):
         return i >= j
 
-    def window(b, h, i, j):
-        return (i >= j) & (i - j < 128)
+    def window(width):
+        return lambda b, h, i, j: (i >= j) & (i - j < width)
 
     table = OpTableBuilder()
     shapes = {}
-    for name, mask in (("causal", causal), ("window", window)):
+    for name, mask in (("causal", causal), ("window", window(128)), ("wide", window(1024)), ("broken", lambda: 0)):
         block_mask = (1024, 1024, *[None] * 8, 128, 128, mask)
         flex = torch.ops.higher_order.flex_attention
         (kernel,) = describe(table, flex, (q, k, k, None, block_mask, 0.125, {}, (), ()), {}, (q, None, None))
@@ -570,6 +570,7 @@ def test_flex_attention_takes_the_density_of_its_mask():
         assert table.build().kernel[kernel.op] == "flex"
     assert shapes["causal"] == Attention(1, 8, 2, 1024, 1024, 64, causal=1, backward=0, v_head_dim=64)
     assert not shapes["window"].causal
+    assert shapes["wide"] == shapes["broken"] == shapes["causal"], "another width of the same function"
     assert 90 < shapes["window"].seq_kv < 150
 
 

@@ -182,8 +182,6 @@ def _packed_pairs(lengths_q: Any, lengths_kv: Any, left: int, right: int) -> flo
 
 # -- flex attention --------------------------------------------------------------------------------------------
 
-_densities: dict[tuple[Any, int, int], float] = {}
-
 
 def _mask_density(mask: Any, seq_q: int, seq_kv: int) -> float:
     """Returns the share of (query, key) pairs that a mask function lets through, at evenly spread positions of the
@@ -191,20 +189,15 @@ def _mask_density(mask: Any, seq_q: int, seq_kv: int) -> float:
 
     A function that can't run on the host, because it reads device tensors, counts as causal.
     """
-    key = (getattr(mask, "__code__", mask), seq_q, seq_kv)
-    found = _densities.get(key)
-    if found is None:
-        with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
-            rows = torch.linspace(0, seq_q - 1, min(_SAMPLES, seq_q)).long()
-            columns = torch.linspace(0, seq_kv - 1, min(_SAMPLES, seq_kv)).long()
-            none = torch.tensor(0)
-            try:
-                seen = mask(none, none, rows[:, None], columns[None, :])
-                found = float(torch.broadcast_to(seen, (len(rows), len(columns))).float().mean())
-            except Exception:  # The user's function may raise anything.
-                found = _CAUSAL_HALF
-        _densities[key] = found
-    return found
+    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
+        rows = torch.linspace(0, seq_q - 1, min(_SAMPLES, seq_q)).long()
+        columns = torch.linspace(0, seq_kv - 1, min(_SAMPLES, seq_kv)).long()
+        none = torch.tensor(0)
+        try:
+            seen = mask(none, none, rows[:, None], columns[None, :])
+            return float(torch.broadcast_to(seen, (len(rows), len(columns))).float().mean())
+        except Exception:  # The user's function may raise anything.
+            return _CAUSAL_HALF
 
 
 def _block_mask(kernel: AttentionKernel | None, backward: bool) -> Any:
