@@ -43,7 +43,8 @@ class CompiledKernel:
         rule = rule_of(CUDA, self.name)
         given = dict(zip(self.parameters, args or (), strict=False)) | {"grid": grid, "block": block}
         written = (rule.writes if rule else None) or self.written
-        self._launches.launch(rule, self.name, given, written)
+        with torch.cuda.stream(stream):
+            self._launches.launch(rule, self.name, given, written)
         if rule is None or rule.of_cost is None:
             self._launches.recorder.note(
                 f"CUDA kernel {self.name}: it costs the bytes that it reads and writes; describe it with --kernels"
@@ -67,7 +68,7 @@ def parameters_of(source: str, name: str) -> tuple[tuple[str, ...], tuple[str, .
     declared = [" ".join(one.split()) for one in _split(text[found.end() :])]
     names = tuple(re.findall(r"\w+", one.partition("=")[0].partition("[")[0])[-1] for one in declared)
     pointers = [name for name, one in zip(names, declared, strict=True) if "*" in one or "[" in one]
-    constant = {name for name, one in zip(names, declared, strict=True) if re.search(r"\bconst\b[^*]*\*", one)}
+    constant = {name for name, one in zip(names, declared, strict=True) if re.match(r"[^*\[]*\bconst\b", one)}
     return names, tuple(name for name in pointers if name not in constant)
 
 
