@@ -53,7 +53,7 @@ def answers(tmp_path_factory):
             out = call()
             shapes[name] = [list(one.shape) for one in (out if isinstance(out, tuple) else (out,))]
             op = recorder.ops.build()
-            own = [row for row, *_ in recorder._nodes if "attention" in op.name[row]]
+            own = [row for row, *_ in recorder._nodes if "attention" in op.name[row] or "flash_attn" in op.name[row]]
             columns[name] = [[op.kernel[i], *map(int, astuple(op.details_of(i))), int(op.flops[i])] for i in own]
             return out
 
@@ -71,7 +71,33 @@ def answers(tmp_path_factory):
         attention("packed", lambda: flash_attn_varlen_func(tokens, tokens, tokens, *packed, causal=True))
         attention("packed qkv", lambda: flash_attn_varlen_qkvpacked_func(make(96, 3, heads, size), starts, 56))
         attention("packed kv", lambda: flash_attn_varlen_kvpacked_func(tokens, make(96, 2, heads, size), *packed))
+        import flash_attn_interface as third
+        attention("third", lambda: third.flash_attn_func(q, q, q, causal=True)).sum().backward()
+        result["third backward"] = [row[0] for row in nodes() if "flash_attn" in row[0]]
+        attention("third with statistics", lambda: third.flash_attn_func(q, k, v, return_attn_probs=True))
+        attention("third qkv", lambda: third.flash_attn_qkvpacked_func(make(batch, length, 3, heads, size)))
+        attention("third packed", lambda: third.flash_attn_varlen_func(
+            tokens, tokens, tokens, *packed, causal=True, return_attn_probs=True))
+        attention("third window", lambda: third.flash_attn_func(q, q, q, causal=True, window_size=(16, 0)))
+        narrow = torch.empty(batch, length, heads, size, dtype=torch.float8_e4m3fn, device="cuda")
+        result["third narrow"] = [str(third.flash_attn_func(narrow, narrow, narrow).dtype),
+                                  str(third.flash_attn_func(q, q, q).dtype)]
+        result["third cache"] = fails(lambda: third.flash_attn_with_kvcache(q, k, v), ForerunError)
+
+        import sys, types
+        from forerun.sources.trace import opaque
+        from forerun.sources.trace.inside.device import kernel_hub
+        from forerun.sources.trace.inside.kernels.opaque_calls import Launches
+        sys.modules["kernels"] = hub = types.ModuleType("kernels")
+        kernel_hub.install(Launches(mode, recorder), recorder)
+        names = ("kernels-community/flash-attn3", "vllm-flash-attn3", "Kernels-Community/flash-attn2", "flash-attn")
+        found = [hub.get_kernel(name, revision="main") for name in names]
+        result["hub"] = [[one.__name__, one.flash_attn_func.__module__.rpartition(".")[2],
+                          one.flash_attn_interface.flash_attn_func is one.flash_attn_func] for one in found]
+        result["has"] = [hub.has_kernel(names[0]), fails(lambda: hub.has_kernel("someone/no-kernel"), BaseException)]
+        result["hub notes"] = [note for note in recorder.notes if "get_kernel" in note]
         result["shapes"], result["columns"] = shapes, columns
+
         attention_choice.install((8, 0))
         half = q.transpose(1, 2)
         def held(call):
@@ -134,7 +160,7 @@ def test_what_it_lacks_is_an_import_error_or_refused_by_name(answers):
 
 
 def test_every_layout_of_queries_keys_and_values_has_outputs_like_the_queries(answers):
-    shapes = answers["shapes"]
+    shapes = {name: shape for name, shape in answers["shapes"].items() if not name.startswith("third")}
     assert shapes.pop("with statistics") == [OUT, [2, HEADS, LENGTH], [0]]
     packed = {name: shapes.pop(name) for name in list(shapes) if name.startswith("packed")}
     assert {name: [[96, HEADS, SIZE]] for name in packed} == packed
@@ -167,6 +193,46 @@ def test_each_call_is_one_kernel_over_the_pairs_of_its_mask(answers, name, batch
     assert kernel == "flash2"
     assert shape[:3] == [batch, HEADS, kv_heads]
     assert flops == 2 * batch * HEADS * pairs * (SIZE + SIZE)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "kv_heads", "pairs"),
+    [
+        ("third", 2, HEADS, LENGTH * LENGTH / 2),
+        ("third with statistics", 2, 2, LENGTH * 48),
+        ("third qkv", 2, HEADS, LENGTH * LENGTH),
+        ("third packed", 1, HEADS, sums(40, 56)),
+        ("third window", 2, HEADS, sums(17) + (LENGTH - 17) * 17),
+    ],
+)
+def test_flash_attention_3_is_a_kernel_of_its_own(answers, name, batch, kv_heads, pairs):
+    ((kernel, *shape, flops),) = answers["columns"][name]
+    assert kernel == "flash3"
+    assert shape[:3] == [batch, HEADS, kv_heads]
+    assert flops == 2 * batch * HEADS * pairs * (SIZE + SIZE)
+
+
+def test_flash_attention_3_returns_what_the_package_does(answers):
+    shapes = answers["shapes"]
+    assert shapes["third"] == shapes["third qkv"] == [OUT]
+    assert shapes["third with statistics"] == [OUT, [2, HEADS, LENGTH]]
+    assert shapes["third packed"] == [[96, HEADS, SIZE], [HEADS, 96]]
+    assert answers["third backward"] == ["_flash_attn_forward", "_flash_attn_backward"]
+    assert answers["third narrow"] == ["torch.bfloat16", "torch.bfloat16"]
+    assert answers["third cache"] == "ForerunError: flash_attn_with_kvcache: inference with a cache can't be traced"
+
+
+def test_downloaded_kernels_are_those_of_the_packages(answers):
+    assert answers["hub"] == [
+        ["flash_attn3", "flash_attention_3", True],
+        ["vllm_flash_attn3", "flash_attention_3", True],
+        ["flash_attn2", "flash_attention", True],
+        ["flash_attn", "flash_attention", True],
+    ]
+    has, refused = answers["has"]
+    assert has
+    assert "nothing is known of it; describe its functions with kernels.extension('no_kernel.FUNCTION')" in refused
+    assert len(answers["hub notes"]) == 4
 
 
 def test_dropout_keeps_no_mask(answers):
