@@ -33,7 +33,7 @@ long: kernels
 	$(PYTEST) -m long
 
 ray: $(VENV)/installed-ray
-	$(BIN)/python -m pytest tests/answers/search/test_search_ray.py
+	$(BIN)/python -m pytest tests/answers/search/test_search_ray.py tests/interfaces/report/test_schedulers.py
 
 # tracing with every release of torch that is supported, one after the other; make versions TORCH=2.14 tests one of them
 TORCH ?= 2.10 2.11 2.12 2.13 2.14 2.15

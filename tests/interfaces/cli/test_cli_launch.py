@@ -12,10 +12,11 @@ SEARCH = (*QUESTION, "--gpus", "8", "--global-batch", "16", "--tp", "1,2", "--pp
 
 def test_predict_writes_its_plan(forerun, tmp_path):
     plain = forerun("predict", *QUESTION, "--dp-shard", "8", "--json")
-    done = forerun("predict", *QUESTION, "--dp-shard", "8", "--json", "--launch", "torchtitan", "--launch-out", "a/b")
+    out = ("--launch", "torchtitan", "--scheduler", "slurm", "--launch-out", "a/b")
+    done = forerun("predict", *QUESTION, "--dp-shard", "8", "--json", *out)
     assert done.returncode == 0, done.stderr
     assert done.stdout == plain.stdout
-    assert "a/b: forerun_torchtitan.py, launch.sh, notes.txt" in done.stderr
+    assert "a/b: forerun_torchtitan.py, launch.sh, slurm.sbatch, notes.txt" in done.stderr
     assert "data_parallel_shard_degree=8" in (tmp_path / "a" / "b" / "forerun_torchtitan.py").read_text()
     assert (tmp_path / "a" / "b" / "launch.sh").stat().st_mode & 0o100
 
@@ -35,6 +36,8 @@ def test_plan_writes_the_best_plan(forerun, tmp_path):
         (("--launch", "torchtitan"), "--launch: give --launch-out too"),
         (("--launch-out", "run"), "--launch-out: give --launch too"),
         (("--launch", "titan", "--launch-out", "run"), "unknown tool 'titan'"),
+        (("--scheduler", "slurm"), "--scheduler: give --launch too"),
+        (("--launch", "torchtitan", "--launch-out", "run", "--scheduler", "pbs"), "unknown scheduler 'pbs'"),
         (
             ("--launch", "accelerate", "--launch-out", "run", "--pp", "2"),
             "--launch accelerate: pp 2: accelerate has no",

@@ -13,24 +13,33 @@ from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
+from forerun.interfaces.report.launch.schedulers import SCHEDULERS
 from forerun.interfaces.report.launch.tools import NOTES, TOOLS, check_tool, launch_files, write_launch
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Names the tool that is to run the plan, and the folder for its files."""
+    """Names the tool that is to run the plan, the scheduler that starts it, and the folder for their files."""
 
     launch: Annotated[
         str | None, typer.Option(metavar="TOOL", help=f"Write the plan as files of this tool: {', '.join(TOOLS)}.")
+    ] = None
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"Also write the job file that starts it on a cluster: {', '.join(SCHEDULERS)}."
+        ),
     ] = None
     launch_out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="The folder that --launch writes its files to.")
     ] = None
 
     def check(self) -> None:
-        """Raises ForerunError for a tool that is not known, or for one option without the other."""
+        """Raises ForerunError for a tool or scheduler that is not known, or for one option without the other."""
         if self.launch is not None:
-            check_tool(self.launch)
+            check_tool(self.launch, self.scheduler)
+        elif self.scheduler is not None:
+            raise ForerunError("--scheduler: give --launch too")
         if (self.launch is None) != (self.launch_out is None):
             both = ("--launch", "--launch-out")
             given, missing = both if self.launch_out is None else both[::-1]
@@ -40,7 +49,7 @@ class LaunchOptions:
         """Writes the files where the user names a tool, and says so on stderr. Raises ForerunError."""
         if self.launch is None or self.launch_out is None:
             return
-        files = launch_files(plan, model, cluster, self.launch)
+        files = launch_files(plan, model, cluster, self.launch, self.scheduler)
         write_launch(self.launch_out, files)
         names = ", ".join(files)
         typer.echo(f"{self.launch_out}: {names} ({NOTES} says what {self.launch} does otherwise)", err=True)

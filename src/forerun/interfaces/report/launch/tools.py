@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from forerun.describe.plan.constraints import check_plan
 from forerun.interfaces.report.launch.accelerate import accelerate_deepspeed, accelerate_fsdp
 from forerun.interfaces.report.launch.deepspeed import deepspeed
 from forerun.interfaces.report.launch.megatron import megatron
+from forerun.interfaces.report.launch.schedulers import SCHEDULERS, write_job
 from forerun.interfaces.report.launch.torchtitan_registry import torchtitan_registry
 from forerun.interfaces.report.launch.torchtitan_toml import torchtitan_toml
 from forerun.interfaces.report.launch.translation import Launch, Translation
@@ -34,34 +36,46 @@ _WRITERS: dict[str, Callable[[Translation], Launch]] = {
 TOOLS = tuple(_WRITERS)
 
 
-def launch(plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: str) -> Launch:
-    """`plan` for `tool`, with notes of what the tool does otherwise.
+def launch(
+    plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: str, scheduler: str | None = None
+) -> Launch:
+    """Returns `plan` for `tool`, with notes of what the tool does otherwise, and a job file for `scheduler`.
 
     Raises:
-        UnknownName: there is no such tool.
+        UnknownName: there is no such tool or scheduler.
         ImpossiblePlan: the plan can't run.
         ForerunError: the tool can't run the plan or the model, or would train something else.
     """
-    check_tool(tool)
+    check_tool(tool, scheduler)
     if isinstance(model, LayeredModel):
         raise ForerunError(f"--launch {tool}: {model.name} is given layer by layer; choose a transformer")
     check_plan(model, plan, cluster)
     translation = Translation(tool, plan, model, cluster)
     translation.without_effect_here()
     translation.fine_tuning()
-    return _WRITERS[tool](translation)
+    made = _WRITERS[tool](translation)
+    if scheduler is None:
+        return made
+    name, text = write_job(translation, scheduler)
+    return replace(made, files={**made.files, name: text}, notes=tuple(translation.notes))
 
 
-def check_tool(tool: str) -> None:
-    """Raises UnknownName for a tool that nothing is written for."""
+def check_tool(tool: str, scheduler: str | None = None) -> None:
+    """Raises UnknownName for a tool or a scheduler that nothing is written for."""
     if tool not in TOOLS:
         raise UnknownName("tool", tool, list(TOOLS))
+    if scheduler is not None and scheduler not in SCHEDULERS:
+        raise UnknownName("scheduler", scheduler, list(SCHEDULERS))
 
 
-def launch_files(plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: str) -> dict[str, str]:
-    """Returns file name -> text of everything that `tool` needs to run `plan`, and notes.txt. Raises as `launch`
-    does."""
-    made = launch(plan, model, cluster, tool)
+def launch_files(
+    plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: str, scheduler: str | None = None
+) -> dict[str, str]:
+    """Returns file name -> text of everything that `tool` and `scheduler` need to run `plan`, and notes.txt.
+
+    Raises as `launch` does.
+    """
+    made = launch(plan, model, cluster, tool, scheduler)
     return {**made.files, NOTES: _notes_text(made, plan, model)}
 
 
