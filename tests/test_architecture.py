@@ -38,7 +38,7 @@ ROOMS = {
         ["search", "diff", "jobs", "stragglers", "profile"],
         ["experiment", "comparison", "goodput"],
     ],
-    "evidence": [["measure", "validation"], ["fitting", "traced"]],
+    "evidence": [["measure", "validation", "public_profiles"], ["fitting", "traced"]],
     "interfaces": [
         ["report"],
         ["notebook", "starts"],

@@ -236,6 +236,8 @@ def test_kinds_of_collectives(name, kind):
         ("NVIDIA H100 80GB HBM3", 85, "h100-sxm-80gb"),
         ("Tesla V100-SXM2-32GB", 34, "v100-sxm2-32gb"),
         ("AMD Instinct MI300X", 206, "mi300x"),
+        ("NVIDIA GeForce RTX 4090", 25, "rtx-4090"),
+        ("NVIDIA GeForce RTX 2080 Ti", 11, None),
         ("Some GPU", 16, None),
     ],
 )

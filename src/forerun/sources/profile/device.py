@@ -19,7 +19,7 @@ def device_of(profile: Profile) -> Device | None:
     words = set(re.findall(r"[a-z0-9]+", str(first.get("name", "")).lower()))
     memory = first.get("totalGlobalMem")
     memory = memory if isinstance(memory, int) else 0
-    known = [load_device(name) for name in device_names() if name.split("-")[0] in words]
+    known = [load_device(name) for name in device_names() if _model(name) <= words]
     if not known:
         return None
 
@@ -28,3 +28,10 @@ def device_of(profile: Profile) -> Device | None:
         return (not forms <= words, abs(device.memory_bytes - memory), device.name)
 
     return min(known, key=distance)
+
+
+def _model(name: str) -> set[str]:
+    """Returns the words of a device's name to the first one with a digit: `h100`, or `rtx` and `4090`."""
+    words = name.split("-")
+    numbered = next((k for k, word in enumerate(words) if any(map(str.isdigit, word))), len(words) - 1)
+    return set(words[: numbered + 1])
