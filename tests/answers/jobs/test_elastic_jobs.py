@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.description import cluster_of
 from forerun.answers.jobs.elastic import ELASTIC, best_sizes, efficiency, step_s
 from forerun.answers.jobs.elastic_rounds import ROUND_S, share_out
-from forerun.answers.jobs.job import Job, Scaling
+from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.job import Job, Scaling, Traffic
 from forerun.answers.jobs.outcome import PolicyOutcome, in_use
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.simulation import Terms
@@ -154,3 +157,54 @@ def test_mistakes_are_one_line(elastic, message):
     with pytest.raises(ForerunError, match=message) as error:
         cluster_of({"nodes": 1, "jobs": jobs}, "file")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("policy", list(ELASTIC))
+@settings(max_examples=30, deadline=None)
+@given(jobs=jobs_of, restart_s=st.sampled_from([0.0, 30.0]))
+def test_elastic_jobs_go_on_from_their_checkpoints_where_nodes_fail(policy, jobs, restart_s):
+    failing = NodeFailures(per_1000_node_days=3e4, repair_s=400.0, checkpoint_s=50.0, seed=3)
+    done = share_out(jobs, SHAPE, policy, Terms(resume_s=restart_s, failures=failing))
+    assert {one.job.name for one in done} == {job.name for job in jobs}
+    assert max(in_use(done)[1]) <= SHAPE.total
+    for one in done:
+        scaling = one.job.scaling or Scaling((one.job.gpus,), (1.0,))
+        work_s = sum(
+            scaling.speed(gpus) * max(0.0, end_s - begin_s - (restart_s if i else 0.0))
+            for i, (begin_s, end_s, gpus) in enumerate(one.periods)
+        )
+        lost_s = work_s - one.job.duration_s
+        assert -1e-6 < lost_s <= one.failures * failing.checkpoint_s + 1e-6
+
+
+def test_an_elastic_job_shrinks_while_a_node_is_away():
+    """A job on both nodes of four GPUs loses one of them, and ends on the other one before the repair."""
+    failing = NodeFailures(per_1000_node_days=1e5, repair_s=600.0, checkpoint_s=100.0, seed=4)
+    at_s, next_s = (time_s for time_s, _ in itertools.islice(failing.draw(2), 2))
+    job = Job("a", 8, 0, 1643.0, scaling=Scaling((4, 8), (0.5, 1.0)))
+    (done,) = share_out([job], Shape(1, 2, 4), "pollux", Terms(resume_s=10.0, failures=failing))
+    assert 1600 < at_s < 1643 < next_s
+    assert list(done.periods) == [(0.0, at_s, 8), (1680.0, pytest.approx(1680.0 + 10.0 + 43.0 / 0.5), 4)]
+    assert (done.failures, done.preemptions) == (1, 0)
+
+
+def test_elastic_jobs_slow_each_other_on_shared_links():
+    """Each of two jobs has a node and a half; both communicate for half of their steps over the node between them."""
+    half = Traffic(1.0, 1.0)
+    jobs = [Job(name, 6, 0, 120.0, traffic=half) for name in "ab"]
+    network = SharedNetwork(1.0, shared_nics=True, shifts=False)
+    alone = share_out(jobs, Shape(1, 3, 4), "sia")
+    together = share_out(jobs, Shape(1, 3, 4), "sia", Terms(network=network))
+    assert [one.end_s for one in alone] == [120.0, 120.0]
+    assert [one.end_s for one in together] == pytest.approx([180.0, 180.0])
+    shifted = share_out(jobs, Shape(1, 3, 4), "sia", Terms(network=replace(network, shifts=True)))
+    assert [one.end_s for one in shifted] == pytest.approx([120.0, 120.0], rel=1e-3)
+
+
+def test_a_plan_on_every_size_has_a_step_of_its_own():
+    plan = {"model": "gpt2-small", "cluster": "h100-sxm", "steps": 100, "global_batch": 64, "fields": {"seq_len": 512}}
+    data = {"nodes": 4, "jobs": [{"name": "a", "gpus": 8, "plan": plan, "elastic": {"sizes": [16]}}]}
+    scaling = cluster_of(data, "x").jobs[0].scaling
+    small, large = scaling.traffic(8), scaling.traffic(16)
+    assert (small.exchanges[0].size, large.exchanges[0].size) == (8, 16)
+    assert scaling.traffic(16).network_s > 0

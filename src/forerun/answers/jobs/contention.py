@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from typing import Protocol
 
-from forerun.answers.jobs.job import Progress
+from forerun.answers.jobs.job import Placement, Traffic
 from forerun.answers.jobs.job_traffic import Link, Loads, loads_of_switches, loads_of_topology, numbered
 from forerun.answers.jobs.placement import Shape
 from forerun.core.network.network_file import Network
@@ -27,6 +28,18 @@ _MOST_PHASES = 4_000
 _SHIFTS = 24
 """places in a job's step at which it may begin"""
 _NOTHING = 1e-12
+
+
+class Running(Protocol):
+    """A job that runs, as its links see it."""
+
+    number: int
+    place: Placement
+    on_rails: bool
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Its step; None where it sends nothing that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +63,14 @@ class SharedNetwork:
         """Returns the rate of a link, over that of a node, or over its own on a topology."""
         return shape.nodes / self.oversubscription if link[0] == "switch" else 1.0
 
-    def loads(self, jobs: Sequence[Progress], shape: Shape) -> dict[int, tuple[Loads, ...]]:
+    def loads(self, jobs: Sequence[Running], shape: Shape) -> dict[int, tuple[Loads, ...]]:
         """Returns for each job with traffic, by number, the load of each part of its communication on the links."""
         found: dict[int, tuple[Loads, ...]] = {}
         gpus = [()] * len(jobs) if self.topology is None else numbered([job.place for job in jobs], shape.gpus)
         for job, own in zip(jobs, gpus, strict=True):
-            if job.job.traffic is None or len(job.place) < 2:
+            if job.traffic is None or len(job.place) < 2:
                 continue
-            parts = job.job.traffic.parts
+            parts = job.traffic.parts
             if self.topology is not None:
                 found[job.number] = tuple(loads_of_topology(each, own, shape.gpus, self.topology) for each in parts)
                 continue
@@ -66,7 +79,7 @@ class SharedNetwork:
             found[job.number] = tuple(loads_of_switches(each, *how) for each in parts)
         return found
 
-    def paces(self, jobs: Sequence[Progress], shape: Shape) -> dict[int, float]:
+    def paces(self, jobs: Sequence[Running], shape: Shape) -> dict[int, float]:
         """Returns for jobs by number how fast they go on, against alone; those that share no full link go at 1."""
         loads = self.loads(jobs, shape)
         users: dict[Link, dict[int, float]] = {}
@@ -76,7 +89,7 @@ class SharedNetwork:
                 of_link[number] = max(load, of_link.get(number, 0.0))
         room = {link: self.capacity(link, shape) * (1.0 + _NOTHING) for link in users}
         full = {link: each for link, each in users.items() if sum(each.values()) > room[link]}
-        traffic = {job.number: job.job.traffic for job in jobs if job.job.traffic is not None}
+        traffic = {job.number: job.traffic for job in jobs if job.traffic is not None}
         found: dict[int, float] = {}
         for group in _groups(full.values()):
             links = sorted({link for number in group for part in loads[number] for link, _ in part if link in full})

@@ -230,7 +230,7 @@ def _job(entry: JobEntry, place: str) -> Job:
     else:
         planned = PlannedSteps(entry.plan)
         duration_s = entry.plan.steps * planned.predicted(entry.gpus, entry.plan.global_batch).step_time_s
-        traffic = planned.traffic(entry.gpus)
+        traffic = planned.traffic(entry.gpus, entry.plan.global_batch)
         if entry.elastic is not None:
             scaling = planned.scaling(entry.elastic, entry.gpus, f"{place}: job {entry.name}: elastic")
     return Job(entry.name, entry.gpus, entry.submit_s, duration_s, entry.group, entry.priority, traffic, scaling)

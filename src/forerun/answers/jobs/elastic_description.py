@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated
 
@@ -60,10 +61,10 @@ class PlannedSteps:
         plan = complete_plan(self.entry.fields, gpus, batch)
         return predict(load_model(self.entry.model), plan, load_cluster(self.entry.cluster))
 
-    def traffic(self, gpus: int) -> Traffic | None:
+    def traffic(self, gpus: int, batch: int | None) -> Traffic | None:
         """Returns what the plan's step on `gpus` does: it computes, then each kind of its groups communicates, for as
         long as no kernel hides it. None where no communication is exposed."""
-        found = self.predicted(gpus, self.entry.global_batch)
+        found = self.predicted(gpus, batch)
         groups = groups_of(found.own_plan(), gpus)
         exchanges = tuple(
             Exchange(seconds, pattern, group.size, group.inner) if not group.runs else Exchange(seconds, pattern)
@@ -84,8 +85,9 @@ class PlannedSteps:
         if not elastic.sizes or first is None:
             raise ForerunError(f"{place}: give sizes (numbers of GPUs), and global_batch in the plan")
         found: dict[int, float] = {}
+        steps: dict[int, Traffic | None] = {}
         for size in sorted({*elastic.sizes, gpus}):
-            rates = []
+            rates: dict[int, float] = {}
             for batch in _batches(first, elastic.largest_batch):
                 try:
                     step = self.predicted(size, batch)
@@ -93,12 +95,13 @@ class PlannedSteps:
                     continue
                 if size != gpus and not step.fits:
                     continue
-                rates.append(batch / step.step_time_s * (1.0 if noise is None else efficiency(batch, first, noise)))
+                rates[batch] = batch / step.step_time_s * (1.0 if noise is None else efficiency(batch, first, noise))
                 if noise is None:
                     break
             if rates:
-                found[size] = max(rates)
-        return _scaling(found, gpus, place)
+                best = max(rates, key=lambda batch: rates[batch])
+                found[size], steps[size] = rates[best], self.traffic(size, best)
+        return _scaling(found, gpus, place, steps)
 
 
 def scaling_of(elastic: ElasticEntry, gpus: int, place: str) -> Scaling:
@@ -137,8 +140,11 @@ def _batches(first: int, largest: int | None) -> list[int]:
     return found
 
 
-def _scaling(goodput: dict[int, float], gpus: int, place: str) -> Scaling:
+def _scaling(
+    goodput: dict[int, float], gpus: int, place: str, steps: Mapping[int, Traffic | None] | None = None
+) -> Scaling:
     if gpus not in goodput:
         raise ForerunError(f"{place}: says nothing for the {gpus:,} GPUs that the job asks for")
     sizes = tuple(sorted(goodput))
-    return Scaling(sizes, tuple(goodput[size] / goodput[gpus] for size in sizes))
+    speeds = tuple(goodput[size] / goodput[gpus] for size in sizes)
+    return Scaling(sizes, speeds, () if steps is None else tuple(steps[size] for size in sizes))

@@ -1,12 +1,17 @@
-"""Runs jobs whose numbers of GPUs change while they run: a policy shares GPUs out in rounds."""
+"""Runs jobs whose numbers of GPUs change while they run: a policy shares GPUs out in rounds.
+
+Where nodes fail or jobs share links, the GPUs of a job lie as near to each other as they can.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from math import ceil, inf
 
 from forerun.answers.jobs.elastic import Asked, elastic_policy
-from forerun.answers.jobs.job import Job, Scaling, Scheduled
+from forerun.answers.jobs.job import Job, Placement, Scaling, Scheduled, Traffic
+from forerun.answers.jobs.nearest import Nearest
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.simulation import USUAL, Terms
 from forerun.common.errors import ForerunError
@@ -16,28 +21,37 @@ ROUND_S = 60.0
 
 
 class _Elastic:
-    """A job in rounds. It stands still for a restart whenever its GPUs change."""
+    """A job in rounds. It stands still for a restart when its GPUs change, then goes on at `pace` times its speed."""
 
     def __init__(self, job: Job, number: int) -> None:
         self.job, self.number = job, number
-        self.scaling = job.scaling or Scaling((job.gpus,), (1.0,))
-        self.left_s, self.gpus, self.speed = job.duration_s, 0, 0.0
+        self.scaling = job.scaling or Scaling((job.gpus,), (1.0,), (job.traffic,))
+        self.left_s, self.gpus, self.speed, self.pace = job.duration_s, 0, 0.0, 1.0
         self.seen_s = self.goes_s = self.since_s = 0.0
-        self.restarts = self.stops = 0
+        self.restarts = self.stops = self.failures = 0
         self.ran: list[tuple[float, float, int]] = []
+        self.place: Placement = ()
+        self.on_rails = False
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Its step on the GPUs that it has; rings through all of them where nothing else is known."""
+        if not self.gpus:
+            return None
+        return self.scaling.traffic(self.gpus) if self.scaling.steps else self.job.traffic
 
     def progress(self, now_s: float) -> None:
         """Notes what it has done by now."""
-        self.left_s -= self.speed * max(0.0, now_s - max(self.seen_s, self.goes_s))
+        self.left_s -= self.pace * self.speed * max(0.0, now_s - max(self.seen_s, self.goes_s))
         self.seen_s = now_s
 
     @property
     def end_s(self) -> float:
-        """Returns the time at which the job ends if its GPUs don't change."""
-        return max(self.seen_s, self.goes_s) + self.left_s / self.speed if self.gpus else inf
+        """When it ends if its GPUs and its pace don't change."""
+        return max(self.seen_s, self.goes_s) + self.left_s / (self.pace * self.speed) if self.gpus else inf
 
     def move(self, gpus: int, now_s: float, restart_s: float) -> None:
-        """Goes on with another number of GPUs."""
+        """Goes on with another number of GPUs, or on others."""
         self.progress(now_s)
         if self.gpus:
             self.ran.append((self.since_s, now_s, self.gpus))
@@ -45,58 +59,137 @@ class _Elastic:
             self.restarts += 1
             self.goes_s = now_s + restart_s
         self.stops += bool(self.gpus) and not gpus
-        self.gpus, self.since_s = gpus, now_s
+        self.gpus, self.since_s, self.pace = gpus, now_s, 1.0
         self.speed = self.scaling.speed(gpus) if gpus else 0.0
+
+    def fail(self, kept_s: float, now_s: float) -> None:
+        """Stops because a node failed, with so much of its work left behind it."""
+        self.move(0, now_s, 0.0)
+        self.left_s = self.job.duration_s - kept_s
+        self.stops -= 1
+        self.failures += 1
 
 
 def share_out(jobs: Sequence[Job], shape: Shape, policy_name: str, terms: Terms = USUAL) -> list[Scheduled]:
     """Returns what becomes of every job, in the order in which they end.
 
-    GPUs are shared out at the first round after jobs came or ended. A job without `scaling` runs on its own number.
+    GPUs are shared out at the first round after jobs came or ended, or nodes failed or came back. A job without
+    `scaling` runs on its own number.
 
     Raises:
         UnknownName: there is no such policy.
-        ForerunError: the smallest number of GPUs of a job is more than the cluster has, or `terms` have failures or a
-            network, which elastic jobs are not simulated with.
+        ForerunError: the smallest number of GPUs of a job is more than the cluster has.
     """
-    rule = elastic_policy(policy_name)
-    for name, given in (("failures", terms.failures), ("network", terms.network)):
-        if given is not None:
-            raise ForerunError(f"{name}: policy {policy_name} is not simulated with it; leave one of them out")
-    ordered = sorted(jobs, key=lambda job: job.submit_s)
-    arriving = [_Elastic(job, number) for number, job in enumerate(ordered)][::-1]
-    for each in arriving:
-        if each.scaling.sizes[0] > shape.total:
-            raise ForerunError(f"job {each.job.name}: {each.scaling.sizes[0]:,} GPUs are more than {shape.total:,}")
-    own: list[_Elastic] = []
-    ended: list[Scheduled] = []
-    round_s = inf
-    while arriving or own:
-        arrival_s = arriving[-1].job.submit_s if arriving else inf
-        now_s = min(arrival_s, round_s, min((job.end_s for job in own), default=inf))
-        if now_s == inf:
-            raise ForerunError(f"the policy never starts {own[0].job.name}")
-        done = [job for job in own if job.end_s <= now_s]
+    return _Rounds(jobs, shape, policy_name, terms).run()
+
+
+class _Rounds:
+    def __init__(self, jobs: Sequence[Job], shape: Shape, policy_name: str, terms: Terms) -> None:
+        self.rule = elastic_policy(policy_name)
+        ordered = sorted(jobs, key=lambda job: job.submit_s)
+        self.arriving = [_Elastic(job, number) for number, job in enumerate(ordered)][::-1]
+        for each in self.arriving:
+            if each.scaling.sizes[0] > shape.total:
+                raise ForerunError(f"job {each.job.name}: {each.scaling.sizes[0]:,} GPUs are more than {shape.total:,}")
+        self.shape, self.terms = shape, terms
+        self.placer = Nearest(shape) if terms.failures is not None or terms.network is not None else None
+        self.own: list[_Elastic] = []
+        self.ended: list[Scheduled] = []
+        self.now_s, self.round_s = 0.0, inf
+        nodes = shape.switches * shape.nodes
+        self.to_fail: Iterator[tuple[float, int]] = iter(()) if terms.failures is None else terms.failures.draw(nodes)
+        self.next_failure = next(self.to_fail, (inf, -1))
+        self.repairs: list[tuple[float, int]] = []
+
+    def run(self) -> list[Scheduled]:
+        """Walks through all events."""
+        while self.arriving or self.own:
+            arrival_s = self.arriving[-1].job.submit_s if self.arriving else inf
+            repair_s = self.repairs[0][0] if self.repairs else inf
+            end_s = min((job.end_s for job in self.own), default=inf)
+            known_s = min(arrival_s, self.round_s, end_s, repair_s)
+            if known_s == inf:
+                raise ForerunError(f"the policy never starts {self.own[0].job.name}")
+            self.now_s = min(known_s, self.next_failure[0])
+            changed = self._end_jobs()
+            changed = self._repair_and_fail() or changed
+            while self.arriving and self.arriving[-1].job.submit_s <= self.now_s:
+                self.own.append(self.arriving.pop())
+                changed = True
+            if changed:
+                self.round_s = min(self.round_s, ROUND_S * ceil(self.now_s / ROUND_S))
+            if self.now_s >= self.round_s:
+                self.round_s = inf
+                self._share()
+            self._set_paces()
+        return self.ended
+
+    def _end_jobs(self) -> bool:
+        done = [job for job in self.own if job.end_s <= self.now_s]
         for job in done:
-            own.remove(job)
-            ended.append(_scheduled(job, now_s))
-        came = False
-        while arriving and arriving[-1].job.submit_s <= now_s:
-            own.append(arriving.pop())
-            came = True
-        if done or came:
-            round_s = min(round_s, ROUND_S * ceil(now_s / ROUND_S))
-        if now_s >= round_s:
-            round_s = inf
-            asked = [Asked(j.scaling, j.gpus, now_s - j.job.submit_s, j.restarts, terms.resume_s) for j in own]
-            given_gpus = rule.share(asked, shape.total)
-            for job, gpus in zip(own, given_gpus, strict=True):
-                if gpus != job.gpus:
-                    job.move(gpus, now_s, terms.resume_s)
-    return ended
+            self.own.remove(job)
+            self._release(job)
+            self.ended.append(_scheduled(job, self.now_s))
+        return bool(done)
+
+    def _repair_and_fail(self) -> bool:
+        """Brings repaired nodes back and takes failed ones away; returns whether there were any."""
+        failures, placer, per_node = self.terms.failures, self.placer, self.shape.gpus
+        if failures is None or placer is None:
+            return False
+        changed = False
+        while self.repairs and self.repairs[0][0] <= self.now_s:
+            placer.release(((heapq.heappop(self.repairs)[1], per_node),), per_node)
+            changed = True
+        while self.next_failure[0] <= self.now_s:
+            node = self.next_failure[1]
+            self.next_failure = next(self.to_fail)
+            if any(node == away for _, away in self.repairs):
+                continue
+            for job in [each for each in self.own if any(node == on for on, _ in each.place)]:
+                job.progress(self.now_s)
+                self._release(job)
+                job.fail(failures.kept_s(job.job.duration_s - job.left_s), self.now_s)
+            placer.take(((node, per_node),), per_node)
+            heapq.heappush(self.repairs, (self.now_s + failures.repair_s, node))
+            changed = True
+        return changed
+
+    def _share(self) -> None:
+        """Shares the GPUs out that are there."""
+        restart_s, there = self.terms.resume_s, self.shape.total - len(self.repairs) * self.shape.gpus
+        asked = [
+            Asked(job.scaling, job.gpus, self.now_s - job.job.submit_s, job.restarts, restart_s) for job in self.own
+        ]
+        given = self.rule.share(asked, there)
+        moved = [(job, gpus) for job, gpus in zip(self.own, given, strict=True) if gpus != job.gpus]
+        for job, _ in moved:
+            self._release(job)
+        for job, gpus in sorted(moved, key=lambda each: -each[1]):
+            job.move(gpus, self.now_s, restart_s)
+            if self.placer is not None and gpus:
+                job.place = self.placer.place(gpus) or ()
+                job.on_rails = self.placer.on_rails(job.place)
+
+    def _release(self, job: _Elastic) -> None:
+        if self.placer is not None and job.place:
+            self.placer.release(job.place, job.gpus)
+        job.place = ()
+
+    def _set_paces(self) -> None:
+        """Lets each job go on as fast as the others on its links leave it."""
+        if self.terms.network is None:
+            return
+        paces = self.terms.network.paces(self.own, self.shape)
+        for job in self.own:
+            pace = paces.get(job.number, 1.0)
+            if pace != job.pace:
+                job.progress(self.now_s)
+                job.pace = pace
 
 
 def _scheduled(job: _Elastic, now_s: float) -> Scheduled:
     periods = [*job.ran, (job.since_s, now_s, job.gpus)]
     ran = tuple((begin_s, end_s) for begin_s, end_s, _ in periods)
-    return Scheduled(job.job, ran[0][0], now_s, job.stops, ran, held=tuple(gpus for *_, gpus in periods))
+    held = tuple(gpus for *_, gpus in periods)
+    return Scheduled(job.job, ran[0][0], now_s, job.stops, ran, job.failures, held)

@@ -50,10 +50,16 @@ class Scaling:
     """numbers of GPUs that it can run on, ascending"""
     speeds: tuple[float, ...]
     """progress on each, over that on the GPUs that the job asks for"""
+    steps: tuple[Traffic | None, ...] = ()
+    """its step on each, where other jobs on the same links slow it"""
 
     def speed(self, gpus: int) -> float:
         """Returns the speed on one of the sizes."""
         return self.speeds[self.sizes.index(gpus)]
+
+    def traffic(self, gpus: int) -> Traffic | None:
+        """Returns its step on one of the sizes; None where it is not known."""
+        return self.steps[self.sizes.index(gpus)] if self.steps else None
 
     @property
     def least_gpus(self) -> float:
@@ -101,6 +107,11 @@ class Progress:
         self.place: Placement = ()
         self.on_rails = True
         self.version = 0
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Returns its step; None where it sends nothing that is known."""
+        return self.job.traffic
 
     def done_s(self, now_s: float) -> float:
         """Returns the seconds that it has run by now, as if nothing had slowed it."""
