@@ -18,8 +18,11 @@ from typing import Any
 import pyarrow.parquet
 import yaml
 
+import forerun
+from forerun.evidence.measure.step import MeasuredStep, figures
 from forerun.interfaces.cli.main import run
-from forerun.interfaces.report.written import SCHEMA_VERSION
+from forerun.interfaces.report.measured_step import step_record
+from forerun.interfaces.report.written import SCHEMA_VERSION, to_json
 
 FOLDER = Path(__file__).parent / "schemas"
 _MODEL = "llama-3.1-8b --cluster h100-sxm --seq-len 4096"
@@ -87,6 +90,13 @@ COMMANDS = {
         "validate {measured} --models {architectures} --hardware {hosts} --json",
         "validate {measured} --models {architectures} --hardware {hosts} --with-anchor first --json",
     ),
+    "validate-ranks": (
+        "validate {measured} --models {architectures} --hardware {hosts} --rank --rank-rows here-1 --json",
+    ),
+    "measure-step": (
+        "profile import {profile} -o {folder}/step.program",
+        "measure step {script} --program {folder}/step.program --cluster h100-sxm --json",
+    ),
     "fit": (
         "fit {measured} --models {architectures} --hardware {hosts} --json",
         "fit {measured} --models {architectures} --hardware {hosts} --leave-out source --out {folder}/left.csv --json",
@@ -96,6 +106,8 @@ COMMANDS = {
     "dse": ("dse {space} --out {folder}/explored --json",),
 }
 """name of the schema -> commands, of which those of its name print what it describes; others write what those read"""
+_OPTIONS = {"plan-range": "plan --gpus 8,16", "validate-ranks": "validate --rank"}
+"""schemas of a command with an option: the command and the option"""
 _JOBS = """
 nodes: 2
 jobs:
@@ -187,9 +199,16 @@ def outputs(name: str) -> list[Any]:
                 code = run([word.format(**files) for word in command.split()])
             if code:
                 raise SystemExit(f"{command}: exit code {code}")
-            if command.startswith(name.replace("-", " ").removesuffix(" range")):
+            if command.startswith(_OPTIONS.get(name, name).partition(" --")[0].replace("-", " ")):
                 found.append(json.loads(out.getvalue()))
-    return found
+    return found + (_on_a_gpu() if name == "measure-step" else [])
+
+
+def _on_a_gpu() -> list[Any]:
+    """Returns what `measure step` prints where there is a GPU, of a step as one could measure it."""
+    prediction = forerun.predict("gpt2-small", forerun.Plan(seq_len=512), "h100-sxm")
+    measured = MeasuredStep(0.02, 2**30, 10, 0.019, 0.022, "NVIDIA H100 80GB HBM3", (("model", 2**28),))
+    return [json.loads(to_json(step_record(prediction, measured, figures(prediction, measured))))]
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -201,6 +220,7 @@ def _files(folder: Path) -> dict[str, Path]:
     texts["network"] = ("network.yml", yaml.safe_dump(explored["network"] | {"npus_count": [2]}))
     texts |= {"nccl": ("nccl.log", _nccl_log()), "measured": ("measured.csv", _measured(_VALUES, 0.2))}
     texts["larger"] = ("larger.csv", _measured(_VALUES.replace(",Small,16,", ",Small,32,"), 0.36))
+    texts["script"] = ("train.py", "")
     texts |= {"architectures": ("architectures.yaml", _ARCHITECTURES), "hosts": ("hosts.yaml", _HOSTS)}
     for name, text in texts.values():
         (folder / name).write_text(text, encoding="utf-8")
@@ -300,7 +320,7 @@ def merged(old: dict[str, Any], new: dict[str, Any], place: str = "") -> dict[st
 def document(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Returns a schema as its file has it."""
     schema["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
-    title = f"what `forerun {name.replace('-', ' ')} --json` prints"
+    title = f"what `forerun {_OPTIONS.get(name, name.replace('-', ' '))} --json` prints"
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 

@@ -53,5 +53,5 @@ def test_the_table_counts_the_plans_that_are_near(tmp_path: Path) -> None:
     out = Console(record=True, width=160)
     print_ranks(ranks, out)
     assert "1 of 1 plans are among the first 5 or within 3 % of the best" in out.export_text()
-    (record,) = ranks_record(ranks)
+    (record,) = ranks_record(ranks)["ranks"]
     assert (record["rank"], record["n_gpus"], record["stack"]) == (ranks[0].standing.rank, 16, "torchtitan")

@@ -12,9 +12,9 @@ from forerun.describe.plan.plan import Plan
 from forerun.evidence.validation.ranks import PLACES, Rank
 
 
-def ranks_record(ranks: Sequence[Rank]) -> list[dict[str, Any]]:
+def ranks_record(ranks: Sequence[Rank]) -> dict[str, Any]:
     """Returns the ranks as plain data."""
-    return [
+    rows = [
         {
             "id": each.row.id,
             "model": each.row.model,
@@ -31,6 +31,7 @@ def ranks_record(ranks: Sequence[Rank]) -> list[dict[str, Any]]:
         }
         for each in ranks
     ]
+    return {"ranks": rows}
 
 
 def print_ranks(ranks: Sequence[Rank], console: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +140,7 @@ def _rank(
     with counting_bar("searching") as advance:
         ranks = published_ranks(chosen, architectures, hosts, predict, advance)
     if output.as_json:
-        print(json.dumps(ranks_record(ranks), indent=2))
+        print(to_json(ranks_record(ranks)))
         return
     print_ranks(ranks, console(piped_width=PIPED_WIDTH))
 
