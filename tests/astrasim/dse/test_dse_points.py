@@ -9,6 +9,7 @@ import pytest
 from dse_files import changed, write
 
 from forerun.astrasim.dse.definition import read_exploration
+from forerun.astrasim.dse.explore import evaluator_of, keys_of
 from forerun.astrasim.dse.points import key_of, listed_points
 from forerun.astrasim.dse.space import Draw, Plan, Point
 from forerun.astrasim.dse.workload import Strategy
@@ -156,3 +157,18 @@ def test_limits_are_in_the_unit_in_which_they_are_given(tmp_path):
     own = exploration(tmp_path, ("memory_limit_gib", 3.0), ("systems.torus.memory_limit", "2 GB"))
     assert str(own.memory_limits["torus"]) == "2 GB"
     assert str(exploration(tmp_path, ("memory_limit_gib", 64.0)).memory_limits["torus"]) == "64 GiB"
+
+
+def test_groups_run_what_the_release_lets_them_run(tmp_path):
+    """Since master, groups of a system with one dimension run its algorithm; before, the ring."""
+    kinds = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
+    changes = [(f"systems.torus.system.{kind}-implementation", ["direct"]) for kind in kinds]
+    network = {"topology": ["Switch"], "npus_count": [8], "bandwidth": 50.0, "latency": 500.0}
+    times, keys = [], []
+    for release in ("2025-04", "master"):
+        found = exploration(tmp_path, *changes, ("systems.torus.network", network), ("release", release))
+        point = next(one for one in found.points if one.strategy.tp == 4 and one.strategy.dp == 2)
+        times.append(evaluator_of(found).outcome(point).time_ns)
+        keys.append(keys_of(found)[0])
+    assert times[1] < times[0]
+    assert keys[0] != keys[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,7 +103,10 @@ def read_exploration(
         raise ForerunError(f"{place}: bytes_per_element: give a number above 0, got {file.bytes_per_element}")
     pairs = _pairs(file.pairs, workloads, machines, place)
     npus = {name: machine.network.n_npus for name, machine in machines.items()}
-    order = release_named(release or file.release).order(issue_order or (None if release else file.issue_order))
+    build = release_named(release or file.release)
+    order = build.order(issue_order or (None if release else file.issue_order))
+    own = build.group_algorithm == "own"
+    machines = {name: replace(machine, own_group_algorithms=own) for name, machine in machines.items()}
     return Exploration(
         workloads,
         machines,

@@ -138,7 +138,8 @@ def _key(point: Point, sizes: dict[str, str], machines: dict[str, str], order: s
 
 def _machine(machine: Machine) -> list[Any]:
     network = [asdict(dim) for dim in machine.network.dims]
-    return [machine.system.model_dump(mode="json"), network, machine.network.gib, asdict(machine.memory)]
+    own = ["own group algorithms"] if machine.own_group_algorithms else []  # so that earlier records keep their keys
+    return [machine.system.model_dump(mode="json"), network, machine.network.gib, asdict(machine.memory), *own]
 
 
 def _text(value: Any) -> str:

@@ -35,7 +35,10 @@ def dse(
         typer.Option(help="Points to explore in place of the file's plan: keys dp_tp_sp_pp_ar, as text, YAML or JSON."),
     ] = None,
     release: Annotated[
-        str | None, typer.Option(help="Build of ASTRA-sim whose issue order is wanted, as 2025-03; before the file's.")
+        str | None,
+        typer.Option(
+            help="Build of ASTRA-sim whose issue order and rule for groups count, as 2025-03; before the file's."
+        ),
     ] = None,
     issue_order: Annotated[
         Order | None, typer.Option(help="Order in which ready nodes are issued; before the release's and the file's.")
