@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from pathlib import Path
@@ -13,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.interior_point import maximised
+from forerun.answers.jobs.outcome import in_use
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.shares import SHARES, Demand, shares
 from forerun.answers.jobs.unlike_description import unlike_cluster_of
 from forerun.answers.jobs.unlike_gpus import SteppedJob
+from forerun.answers.jobs.unlike_nodes import NodesOfKinds
 from forerun.common.errors import ForerunError, UnknownName
 from forerun.interfaces.cli.main import run
 
@@ -239,3 +243,74 @@ def test_a_plan_tells_the_rates_on_each_kind_on_which_it_fits():
         unlike_cluster_of({**described, "jobs": jobs}, "file")
     with pytest.raises(ForerunError, match="job a: give steps and steps_per_s by GPU kind, or a plan"):
         unlike_cluster_of({**described, "jobs": [{"name": "a", "gpus": 8}]}, "file")
+
+
+FAILING = NodeFailures(per_1000_node_days=2e4, repair_s=900.0, checkpoint_s=200.0, seed=1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(stepped_jobs, st.sampled_from(list(SHARES)), st.sampled_from(["packed", "spread", "nearest"]))
+def test_jobs_on_nodes_that_fail_go_on_from_their_checkpoints(drawn, policy, placement):
+    jobs = [SteppedJob(str(i), *each) for i, each in enumerate(drawn)]
+    found = in_rounds(jobs, (4, 8), policy, NodesOfKinds(4, placement, FAILING))
+    assert sorted(job.job.name for job in found) == sorted(job.name for job in jobs)
+    by_name = {job.name: job for job in jobs}
+    for job in found:
+        own = by_name[job.job.name]
+        fastest, slowest = max(own.rates), min(rate for rate in own.rates if rate)
+        lost_s = job.failures * (FAILING.checkpoint_s + 1 / slowest)
+        assert own.steps / fastest <= job.ran_s * (1 + 1e-9) + 1e-6
+        assert job.ran_s <= own.steps / slowest + lost_s + 1e-6
+    assert max(in_use(found)[1]) <= 12
+
+
+def test_a_failed_node_takes_the_round_of_its_job_and_the_job_goes_on_elsewhere():
+    """Two nodes of four GPUs; a job has 1,600 s of work at its last checkpoint when its node fails at 1,641 s."""
+    failing = NodeFailures(per_1000_node_days=1e5, repair_s=600.0, checkpoint_s=200.0, seed=4)
+    (at_s, _), (next_s, _) = itertools.islice(failing.draw(2), 2)
+    jobs = [SteppedJob(name, 4, 0.0, 20_000, (10.0,)) for name in "ab"]
+    found = in_rounds(jobs, [8], "isolated", NodesOfKinds(4, "packed", failing))
+    (hit,) = [job for job in found if job.failures]
+    (other,) = [job for job in found if not job.failures]
+    assert 1640 < at_s < 1642 < 3000 < next_s
+    assert hit.ran == ((0.0, at_s), (1800.0, 2160.0), (2360.0, 2400.0)), "it is behind, and its node away until 2,241 s"
+    assert other.ran == ((0.0, 1800.0), (2160.0, 2360.0))
+    assert (hit.failures, hit.preemptions, other.preemptions) == (1, 1, 1)
+
+
+def test_jobs_that_find_no_node_wait_for_the_repair():
+    failing = NodeFailures(per_1000_node_days=1e5, repair_s=600.0, checkpoint_s=200.0, seed=4)
+    at_s = next(time_s for time_s, _ in failing.draw(1))
+    (done,) = in_rounds([SteppedJob("a", 4, 0.0, 40_000, (10.0,))], [4], "isolated", NodesOfKinds(4, "packed", failing))
+    assert done.failures >= 1
+    assert done.ran[0][1] == pytest.approx(at_s)
+    assert done.ran[1][0] == pytest.approx(at_s + 600.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"placement": "near"}, "x: unknown placement 'near'"),
+        ({"placement": "packed"}, "x: gpu_kinds: 2 v100 are no whole number of nodes; say gpus_per_node, which is 8"),
+        ({"failures": {"per_1000_node_days": 5}}, "x: failures: which nodes jobs are on has to be known"),
+    ],
+)
+def test_nodes_that_make_no_sense_are_one_line(changes, words):
+    described = {"gpu_kinds": {"v100": 2}, "jobs": [{"name": "a", "gpus": 1, "steps": 9, "steps_per_s": {"v100": 1}}]}
+    with pytest.raises(ForerunError) as error:
+        unlike_cluster_of({**described, **changes}, "x")
+    assert str(error.value).startswith(words)
+
+
+def test_a_file_says_the_nodes_of_unlike_gpus():
+    described = {
+        "gpu_kinds": {"v100": 8},
+        "gpus_per_node": 4,
+        "placement": "nearest",
+        "failures": {"per_1000_node_days": 5},
+        "jobs": [{"name": "a", "gpus": 1, "steps": 9, "steps_per_s": {"v100": 1}}],
+    }
+    request = unlike_cluster_of(described, "x")
+    assert request.nodes == NodesOfKinds(4, "nearest", NodeFailures(5, 86_400.0, 3_600.0, 0))
+    assert request.placement == "nearest, in rounds"
+    assert [job.end_s for job in request.schedule("isolated")] == [9.0]

@@ -39,7 +39,7 @@ class Running(Protocol):
 
     @property
     def traffic(self) -> Traffic | None:
-        """Its step; None where it sends nothing that is known."""
+        """Returns its step; None where it sends nothing that is known."""
 
 
 @dataclass(frozen=True, slots=True)

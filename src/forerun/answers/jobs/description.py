@@ -14,8 +14,7 @@ from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.elastic import ELASTIC
 from forerun.answers.jobs.elastic_description import ElasticEntry, PlannedEntry, PlannedSteps, scaling_of
 from forerun.answers.jobs.elastic_rounds import share_out
-from forerun.answers.jobs.entries import Count, NotNegative, Positive
-from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.entries import Count, FailuresEntry, NotNegative, Positive
 from forerun.answers.jobs.job import Job, Scheduled, Traffic
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.placers import PLACERS
@@ -55,15 +54,6 @@ class DrawnEntry(Entry):
     median_s: Positive
     sigma: NotNegative = 1.5
     gpus: dict[int, Positive]
-    seed: int = 0
-
-
-class FailuresEntry(Entry):
-    """Failures of nodes, and what a job loses by one."""
-
-    per_1000_node_days: Positive
-    repair_hours: Positive = 24.0
-    checkpoint_minutes: Positive = 60.0
     seed: int = 0
 
 
@@ -182,7 +172,7 @@ def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsR
         placement=entry.placement,
         terms=Terms(
             resume_s=entry.resume_s,
-            failures=None if entry.failures is None else _failures(entry.failures),
+            failures=None if entry.failures is None else entry.failures.of_nodes,
             quotas=entry.quotas,
             network=None if entry.network is None else _network(entry.network, shape, folder, f"{place}: network"),
         ),
@@ -201,12 +191,6 @@ def _network(entry: NetworkEntry, shape: Shape, folder: Path, place: str) -> Sha
         network = load_network(folder / entry.topology if is_file else entry.topology)
         check_size(network, shape.total)
     return SharedNetwork(**given, topology=network)
-
-
-def _failures(entry: FailuresEntry) -> NodeFailures:
-    return NodeFailures(
-        entry.per_1000_node_days, 3_600.0 * entry.repair_hours, 60.0 * entry.checkpoint_minutes, entry.seed
-    )
 
 
 def _traced(path: str | Path) -> tuple[tuple[Job, ...], tuple[str, ...]]:

@@ -35,7 +35,7 @@ class _Elastic:
 
     @property
     def traffic(self) -> Traffic | None:
-        """Its step on the GPUs that it has; rings through all of them where nothing else is known."""
+        """Returns its step on the GPUs that it has; rings through all of them where nothing else is known."""
         if not self.gpus:
             return None
         return self.scaling.traffic(self.gpus) if self.scaling.steps else self.job.traffic

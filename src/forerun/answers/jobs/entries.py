@@ -1,4 +1,4 @@
-"""Defines what the keys of several job files share: bounds of numbers, and a job given as a plan."""
+"""Defines what the keys of several job files share: bounds of numbers, a job given as a plan, failures of nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from forerun.answers.jobs.failures import NodeFailures
 from forerun.common.yaml_files import Entry
 
 Count = Annotated[int, Field(ge=1)]
@@ -20,3 +21,19 @@ class PlanEntry(Entry):
     steps: Count
     global_batch: Count | None = None
     fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class FailuresEntry(Entry):
+    """Failures of nodes, and what a job loses by one."""
+
+    per_1000_node_days: Positive
+    repair_hours: Positive = 24.0
+    checkpoint_minutes: Positive = 60.0
+    seed: int = 0
+
+    @property
+    def of_nodes(self) -> NodeFailures:
+        """Returns them in seconds."""
+        return NodeFailures(
+            self.per_1000_node_days, 3_600.0 * self.repair_hours, 60.0 * self.checkpoint_minutes, self.seed
+        )

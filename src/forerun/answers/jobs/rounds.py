@@ -8,14 +8,18 @@ farthest behind their share.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 from random import Random
 
 import numpy as np
 
+from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.interior_point import Vector
-from forerun.answers.jobs.job import Job, Scheduled
+from forerun.answers.jobs.job import Job, Placement, Scheduled
 from forerun.answers.jobs.shares import Demand, shares
 from forerun.answers.jobs.unlike_gpus import SteppedJob
+from forerun.answers.jobs.unlike_nodes import COUNTED, Nodes, NodesOfKinds
 from forerun.common.errors import ForerunError
 
 ROUND_S = 360.0
@@ -28,6 +32,20 @@ _FIRST = 1e9
 """priority by share of a job on a kind of GPU that no job has used"""
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A job in a round."""
+
+    job: _Running
+    kind: int
+    rate: float
+    """steps a second"""
+    steps: int
+    end_s: float
+    place: Placement
+    failed: bool = False
+
+
 class _Running:
     """A job in rounds; arrays are by kind of GPU."""
 
@@ -38,29 +56,50 @@ class _Running:
         self.behind_s = np.zeros(len(job.rates))
         self.share: Vector | None = None
         self.ran: list[tuple[float, float]] = []
+        self.failures, self.trained_s, self.saved = 0, 0.0, job.steps
+        """trained_s: seconds that it ran, without those that failures took; saved: the steps left at its checkpoint"""
+
+    def trained(self, turn_s: float, rate: float, failures: NodeFailures) -> None:
+        """Counts a turn in which it made its steps at `rate`, and notes its checkpoints."""
+        total_s = self.trained_s + turn_s
+        saved_s = failures.kept_s(total_s)
+        if saved_s >= self.trained_s:
+            self.saved = max(0, self.left - int(rate * (saved_s - self.trained_s)))
+        self.trained_s = total_s
+
+    def fail(self, turn_s: float, rate: float, failures: NodeFailures) -> None:
+        """Goes back to its last checkpoint after part of a turn."""
+        self.trained(turn_s, rate, failures)
+        self.trained_s = failures.kept_s(self.trained_s)
+        self.left = max(1, self.saved)
+        self.failures += 1
 
 
-def in_rounds(jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str) -> list[Scheduled]:
+def in_rounds(
+    jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str, how: NodesOfKinds = COUNTED
+) -> list[Scheduled]:
     """Returns what becomes of every job, in the order in which they end.
 
     Args:
         workers: GPUs of each kind, in the order of the jobs' rates.
+        how: the nodes that they are in. Jobs are placed anew in each round.
 
     Raises:
         UnknownName: there is no such policy.
         ForerunError: a job fits on no kind of GPU.
     """
+    nodes = Nodes(workers, how)
     for job in jobs:
-        if not any(rate > 0 and job.gpus <= free for rate, free in zip(job.rates, workers, strict=True)):
+        if not any(rate > 0 and nodes.could_ever(kind, job.gpus) for kind, rate in enumerate(job.rates)):
             raise ForerunError(f"job {job.name}: no kind of GPU that it runs on has {job.gpus:,}")
-    return _Rounds(jobs, workers, policy_name).run()
+    return _Rounds(jobs, workers, policy_name, nodes).run()
 
 
 class _Rounds:
-    def __init__(self, jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str) -> None:
+    def __init__(self, jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str, nodes: Nodes) -> None:
         ordered = sorted(jobs, key=lambda job: job.submit_s)
         self.arriving = [_Running(job, number) for number, job in enumerate(ordered)][::-1]
-        self.workers, self.policy = workers, shares(policy_name)
+        self.workers, self.policy, self.nodes = workers, shares(policy_name), nodes
         self.random = Random(_SEED)
         self.jobs: list[_Running] = []
         self.given_s = np.zeros(len(workers))
@@ -70,13 +109,14 @@ class _Rounds:
 
     def run(self) -> list[Scheduled]:
         """Walks from round to round."""
-        round_jobs: list[tuple[float, _Running, int, int]] = []
+        round_jobs: list[_Turn] = []
         idle = False
         while self.arriving or self.jobs:
             if round_jobs:
                 self._finish(round_jobs)
-            elif self.arriving:
-                self.now_s = self.arriving[-1].job.submit_s
+            elif self.arriving or self.nodes.next_repair_s() < inf:
+                arrival_s = self.arriving[-1].job.submit_s if self.arriving else inf
+                self.now_s = min(arrival_s, max(self.now_s, self.nodes.next_repair_s()))
             elif idle:
                 raise ForerunError(f"the policy never starts job {self.jobs[0].job.name}")
             else:
@@ -89,14 +129,31 @@ class _Rounds:
             idle = idle and not round_jobs
         return self.ended
 
-    def _finish(self, round_jobs: Sequence[tuple[float, _Running, int, int]]) -> None:
+    def _fail(self, turns: Sequence[_Turn]) -> None:
+        """Lets nodes fail before the round ends; a job on one of them has no more of the round."""
+        while turns and (failure := self.nodes.next_failure(max(turn.end_s for turn in turns))) is not None:
+            for turn in turns:
+                on_it = turn.kind == failure.kind and any(node == failure.node for node, _ in turn.place)
+                if on_it and self.now_s <= failure.time_s < turn.end_s:
+                    turn.end_s, turn.failed = failure.time_s, True
+
+    def _finish(self, turns: Sequence[_Turn]) -> None:
         """Ends a round: counts steps and time, and lets jobs end."""
-        began_s, self.began_s = self.began_s, max(end_s for end_s, *_ in round_jobs)
-        for end_s, job, kind, steps in sorted(round_jobs, key=lambda each: (-each[0], each[1].number)):
-            job.left -= steps
+        self._fail(turns)
+        failures = self.nodes.how.failures
+        began_s, self.began_s = self.began_s, max(turn.end_s for turn in turns)
+        for turn in sorted(turns, key=lambda turn: (-turn.end_s, turn.job.number)):
+            job, kind, end_s = turn.job, turn.kind, turn.end_s
+            if turn.failed and failures is not None:
+                job.fail(end_s - self.now_s, turn.rate, failures)
+            else:
+                if failures is not None:
+                    job.trained(end_s - self.now_s, turn.rate, failures)
+                job.left -= turn.steps
             job.received_s[kind] += end_s - began_s
             self.given_s[kind] += end_s - began_s
-            job.ran.append((self.now_s, end_s))
+            if end_s > self.now_s:
+                job.ran.append((self.now_s, end_s))
             if job.left <= 0:
                 self._end(job, end_s)
         self.now_s = self.began_s
@@ -108,10 +165,11 @@ class _Rounds:
         best_s = own.steps / max(own.rates)
         plain = Job(own.name, own.gpus, own.submit_s, best_s, own.group)
         periods = _joined(job.ran)
-        self.ended.append(Scheduled(plain, periods[0][0], end_s, len(periods) - 1, periods))
+        stops = max(0, len(periods) - 1 - job.failures)
+        self.ended.append(Scheduled(plain, periods[0][0], end_s, stops, periods, job.failures))
 
-    def _start(self) -> list[tuple[float, _Running, int, int]]:
-        """Returns (end, job, kind, steps) of the jobs of the next round."""
+    def _start(self) -> list[_Turn]:
+        """Returns the jobs of the next round."""
         if self.changed and (self.now_s - self.reset_s >= RESET_S or self.reset_s == 0.0):
             self._share()
         kinds = [kind for kind, number in enumerate(self.workers) if number]
@@ -119,16 +177,17 @@ class _Rounds:
             self.random.shuffle(kinds)
         taken: set[int] = set()
         chosen = []
+        while self.nodes.next_failure(self.now_s) is not None:
+            pass  # of nodes that no job was on
         for kind in kinds:
-            free = self.workers[kind]
+            room = self.nodes.room(kind, self.now_s)
             for job in self._in_order(kind):
                 rate = job.job.rates[kind]
-                if job.number in taken or rate <= 0 or job.job.gpus > free:
+                if job.number in taken or rate <= 0 or (place := room.place(job.job.gpus)) is None:
                     continue
-                free -= job.job.gpus
                 taken.add(job.number)
                 steps = min(max(1, int(rate * ROUND_S)), job.left)
-                chosen.append((self.now_s + steps / rate, job, kind, steps))
+                chosen.append(_Turn(job, kind, rate, steps, self.now_s + steps / rate, place))
         return chosen
 
     def _in_order(self, kind: int) -> list[_Running]:

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from forerun.answers.analysis.predict import predict
-from forerun.answers.jobs.entries import Count, NotNegative, PlanEntry, Positive
+from forerun.answers.jobs.entries import Count, FailuresEntry, NotNegative, PlanEntry, Positive
 from forerun.answers.jobs.job import Scheduled
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.shares import shares
 from forerun.answers.jobs.unlike_gpus import SteppedJob, read_rates, read_stepped_jobs
-from forerun.common.errors import ForerunError
+from forerun.answers.jobs.unlike_nodes import COUNT, COUNTED, NodesOfKinds
+from forerun.common.errors import ForerunError, at
 from forerun.common.yaml_files import Entry, check
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
@@ -44,6 +45,9 @@ class UnlikeEntry(Entry):
 
     name: str = "cluster"
     gpu_kinds: Annotated[dict[str, Count], Field(min_length=1)]
+    gpus_per_node: Count = 8
+    placement: str = COUNT
+    failures: FailuresEntry | None = None
     clusters: dict[str, str] = Field(default_factory=dict)
     """for jobs with a plan: the cluster (forerun clusters) that each kind of GPU is"""
     trace: str | None = None
@@ -60,6 +64,7 @@ class UnlikeRequest:
     workers: dict[str, int]
     jobs: tuple[SteppedJob, ...]
     policies: tuple[str, ...]
+    nodes: NodesOfKinds = COUNTED
     notes: tuple[str, ...] = ()
 
     @property
@@ -74,12 +79,12 @@ class UnlikeRequest:
 
     @property
     def placement(self) -> str:
-        """Returns the rule of placement: jobs run on one kind of GPU at a time."""
-        return "in rounds"
+        """Returns the rule of placement: jobs run on one kind of GPU at a time, and are placed anew in each round."""
+        return "in rounds" if self.nodes.placement == COUNT else f"{self.nodes.placement}, in rounds"
 
     def schedule(self, policy: str) -> list[Scheduled]:
         """Returns what becomes of the jobs under a policy. Raises as `in_rounds` does."""
-        return in_rounds(self.jobs, tuple(self.workers.values()), policy)
+        return in_rounds(self.jobs, tuple(self.workers.values()), policy, self.nodes)
 
 
 def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> UnlikeRequest:
@@ -99,7 +104,11 @@ def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -
         jobs = read_stepped_jobs(folder / entry.trace, kinds, read_rates(folder / entry.throughputs, kinds))
     else:
         jobs = tuple(_job(each, kinds, entry.clusters, place) for each in entry.jobs)
-    return UnlikeRequest(entry.name, dict(entry.gpu_kinds), jobs, tuple(dict.fromkeys(entry.policies)))
+    failures = None if entry.failures is None else entry.failures.of_nodes
+    nodes = NodesOfKinds(entry.gpus_per_node, entry.placement, failures)
+    with at(place):
+        nodes.check(tuple(entry.gpu_kinds.values()), kinds)
+    return UnlikeRequest(entry.name, dict(entry.gpu_kinds), jobs, tuple(dict.fromkeys(entry.policies)), nodes)
 
 
 def _job(entry: SteppedEntry, kinds: tuple[str, ...], clusters: dict[str, str], place: str) -> SteppedJob:

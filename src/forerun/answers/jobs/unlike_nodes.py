@@ -1,0 +1,101 @@
+"""The nodes of a cluster of unlike GPUs: where the jobs of a round lie, and which nodes fail under them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.placement import Placer, Shape
+from forerun.answers.jobs.placers import placer
+from forerun.common.errors import ForerunError
+
+COUNT = "count"
+
+
+@dataclass(frozen=True)
+class NodesOfKinds:
+    """How the GPUs of each kind make up nodes, where a job's GPUs may lie, and how nodes fail."""
+
+    per_node: int = 8
+    placement: str = COUNT
+    """a name of `PLACERS`"""
+    failures: NodeFailures | None = None
+
+    def check(self, workers: Sequence[int], kinds: Sequence[str]) -> None:
+        """Raises UnknownName for a placement, and ForerunError where nodes have to be known and are not whole."""
+        placer(self.placement, Shape(1, 1, 1))
+        if self.placement == COUNT and self.failures is None:
+            return
+        if self.placement == COUNT:
+            raise ForerunError("failures: which nodes jobs are on has to be known: choose placement packed or nearest")
+        for number, kind in zip(workers, kinds, strict=True):
+            if number % self.per_node:
+                raise ForerunError(
+                    f"gpu_kinds: {number:,} {kind} are no whole number of nodes; say gpus_per_node, which is"
+                    f" {self.per_node}"
+                )
+
+
+COUNTED = NodesOfKinds()
+"""only the number of GPUs matters, and none fails"""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A node that fails."""
+
+    time_s: float
+    kind: int
+    node: int
+    """its number among the nodes of the kind"""
+
+
+class Nodes:
+    """The state of the nodes of a cluster: those that are under repair, and the failures to come."""
+
+    def __init__(self, workers: Sequence[int], how: NodesOfKinds) -> None:
+        self.workers, self.how = workers, how
+        by_count = how.placement == COUNT
+        self.shapes = [
+            Shape(1, 1, number) if by_count else Shape(1, number // how.per_node, how.per_node)
+            for number in (max(1, each) for each in workers)
+        ]
+        nodes = [number // how.per_node for number in workers]
+        self._of_node = [(kind, node) for kind, number in enumerate(nodes) for node in range(number)]
+        draws = how.failures
+        self._to_fail: Iterator[tuple[float, int]] = iter(()) if draws is None else draws.draw(len(self._of_node))
+        self._next = next(self._to_fail, (inf, -1))
+        self._away: list[tuple[float, int, int]] = []
+        """(time of the repair, kind, node)"""
+
+    def could_ever(self, kind: int, gpus: int) -> bool:
+        """Returns whether the GPUs of a kind have a place for so many."""
+        return gpus <= self.workers[kind] and placer(self.how.placement, self.shapes[kind]).could_ever(gpus)
+
+    def room(self, kind: int, now_s: float) -> Placer:
+        """Returns a placer for a round that begins now: all GPUs of a kind but those under repair."""
+        while self._away and self._away[0][0] <= now_s:
+            heapq.heappop(self._away)
+        room, per_node = placer(self.how.placement, self.shapes[kind]), self.how.per_node
+        for _, of_kind, node in self._away:
+            if of_kind == kind:
+                room.take(((node, per_node),), per_node)
+        return room
+
+    def next_repair_s(self) -> float:
+        """Returns when the next node comes back; infinite where none is away."""
+        return self._away[0][0] if self._away else inf
+
+    def next_failure(self, before_s: float) -> Failure | None:
+        """Takes the next failure before a time, of a node that is not away; None where there is none."""
+        failures = self.how.failures
+        while failures is not None and self._next[0] < before_s:
+            (time_s, number), self._next = self._next, next(self._to_fail)
+            kind, node = self._of_node[number]
+            if all((kind, node) != away[1:] or away[0] <= time_s for away in self._away):
+                heapq.heappush(self._away, (time_s + failures.repair_s, kind, node))
+                return Failure(time_s, kind, node)
+        return None
