@@ -86,7 +86,7 @@ def test_ranks_are_those_of_rows_in_whose_id_or_model_a_text_occurs(judged):
     assert judged("--rank").stdout == "['gpt-1', 'x', 'y']\n"
     assert judged("--rank", "--rank-rows", "gpt").stdout == "['gpt-1', 'y']\n"
     assert judged("--rank", "--rank-rows", "x", "--split", "test").stdout == "['x']\n"
-    assert json.loads(judged("--rank", "--rank-rows", "gpt-", "--json").stdout) ["ranks"] == ["gpt-1"]
+    assert json.loads(judged("--rank", "--rank-rows", "gpt-", "--json").stdout)["ranks"] == ["gpt-1"]
     assert "run" not in judged.seen
 
 
