@@ -118,3 +118,95 @@ def test_few_or_unequal_blocks_are_not_shortened(numbers):
     from forerun.sources.trace.inside.compiled.repeats import find_repeats
 
     assert find_repeats(graph_of(numbers)) is None
+
+
+def short_graph(third):
+    """A forward graph of five blocks h * a + b, of which `third(graph, earlier, a, b)` makes the third."""
+    import torch
+
+    def value(rows=4):
+        return torch.empty(rows, device="meta")
+
+    graph, owned = torch.fx.Graph(), {}
+    h = graph.placeholder("x")
+    h.meta["val"] = value()
+    pairs = []
+    for block in range(5):
+        pair = [graph.placeholder(f"{name}{block}") for name in "ab"]
+        for number, node in enumerate(pair):
+            node.meta["val"] = value()
+            owned[node] = block, number
+        pairs.append(pair)
+    earlier = [h]
+    for block, (a, b) in enumerate(pairs):
+        make = third if block == 2 else usual
+        earlier.append(make(graph, earlier, a, b))
+    graph.output((earlier[-1],))
+    for node in graph.nodes:
+        node.meta.setdefault("val", value())
+    return torch.fx.GraphModule({}, graph), owned
+
+
+def usual(graph, earlier, a, b):
+    import torch
+
+    product = graph.call_function(torch.mul, (earlier[-1], a))
+    return graph.call_function(torch.add, (product, b))
+
+
+def test_nodes_belong_to_the_last_block_that_they_read():
+    from forerun.sources.trace.inside.compiled.replicate import blocks_of
+
+    gm, owned = short_graph(usual)
+    blocks = blocks_of(gm, owned, backward=False)
+    assert [blocks.of.get(node, -1) for node in blocks.nodes] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert [blocks.number[node] for node in blocks.nodes] == [10, 11] * 5
+    assert blocks.template == 2
+
+
+def test_constants_belong_to_the_only_block_that_reads_them():
+    import torch
+
+    from forerun.sources.trace.inside.compiled.replicate import Blocks
+
+    gm, owned = short_graph(usual)
+    graph = gm.graph
+    for total in [node for node in graph.nodes if node.target is torch.add]:
+        with graph.inserting_before(total):
+            constant = graph.call_function(torch.ones, (4,))
+            scaled = graph.call_function(torch.div, (total.args[0], constant))
+        constant.meta["val"] = scaled.meta["val"] = torch.empty(4, device="meta")
+        total.args = (scaled, total.args[1])
+    blocks = Blocks(gm, owned, backward=False, constants=True)
+    own = [blocks.of.get(node) for node in blocks.nodes if node.target is torch.ones]
+    assert own == [0, 1, 2, 3, 4]
+
+
+def other(operator="add", literal=None, back=1, swapped=False, more=False, rows=4):
+    def make(graph, earlier, a, b):
+        import torch
+
+        a, b = (b, a) if swapped else (a, b)
+        product = graph.call_function(torch.mul, (earlier[-back], a if literal is None else literal))
+        product.meta["val"] = torch.empty(rows, device="meta")
+        if more:
+            product = graph.call_function(torch.neg, (product,))
+        return graph.call_function(getattr(torch, operator), (product, b))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "third",
+    [{"operator": "sub"}, {"literal": 2.0}, {"back": 2}, {"swapped": True}, {"more": True}, {"rows": 5}],
+    ids=lambda given: next(iter(given)),
+)
+def test_inner_blocks_that_differ_are_not_equal(third):
+    from forerun.sources.trace.inside.compiled.repeats import NotEqual
+    from forerun.sources.trace.inside.compiled.replicate import blocks_of
+
+    gm, owned = short_graph(other())
+    blocks_of(gm, owned, backward=False)
+    gm, owned = short_graph(other(**third))
+    with pytest.raises(NotEqual):
+        blocks_of(gm, owned, backward=False)
