@@ -101,6 +101,29 @@ def test_fsdp_gathers_and_reduces_every_unit_once():
 
 
 @pytest.mark.slow
+def test_tied_ends_are_one_unit_that_is_gathered_once():
+    def tied():
+        model = llama.Llama(FEW)
+        model.output.weight = model.tok_embeddings.weight
+        return model
+
+    found = collectives(trace_module(tied, tokens, Plan(seq_len=SEQ, dp_shard=8)))
+    ends = FEW.dim * FEW.vocab_size + FEW.dim
+    layers = FEW.n_layers * sum(p.numel() for p in llama.Block(FEW, 0).parameters())
+    assert found["ALL_GATHER", "dp_shard"] == (2 * FEW.n_layers + 1, 2 * (2 * layers + ends))
+    assert found["REDUCE_SCATTER", "dp_shard"] == (FEW.n_layers + 1, 4 * (layers + ends))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "width"), [("auto", 4), ("bf16", 2), ("fp16", 2)])
+def test_ddp_sends_gradients_in_the_dtype_of_the_plan(dtype, width):
+    found = collectives(traced(config=FEW, fold=False, dp_replicate=2, zero_stage=0, reduce_dtype=dtype))
+    weights = sum(p.numel() for p in llama.Llama(FEW).parameters())
+    sizes = {size for (kind, _), (_, size) in found.items() if kind == "ALL_REDUCE"}
+    assert sizes == {width * weights}
+
+
+@pytest.mark.slow
 def test_tensor_parallelism_gathers_and_scatters_around_attention_and_feed_forward():
     forward = by_name(traced(config=FEW, tp=4), (Phase.FORWARD,))
     # Two gathers and two scatters a layer; embedding scatters, output gathers, and the loss reduces three times.
