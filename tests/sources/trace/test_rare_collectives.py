@@ -128,6 +128,13 @@ def answers(tmp_path_factory):
         result["reduce scattered"] = real(lambda: dist.reduce_scatter(out, parts), out)
         outs = [torch.zeros(3) for _ in range(8)]
         result["uneven"] = real(lambda: dist.all_gather(outs, torch.tensor([1.0, 2.0, 3.0])), *outs)[7]
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options.config.max_ctas = 8
+        plain = dist.ProcessGroupNCCL.Options()
+        result["options"] = [options.is_high_priority_stream, plain.is_high_priority_stream, options.config.max_ctas,
+                             plain._timeout.total_seconds(), dist.ProcessGroupNCCL.Options(kept=3).kept]
+        made = [dist.new_group([3, 5], pg_options=options), dist.new_group([3, 6]), dist.new_group([3, 5])]
+        result["labels"] = [[one.label, list(one.ranks), one.size()] for one in made]
         held = torch.tensor([4, 4], device="cuda")
         dist.reduce_scatter_tensor(held, torch.empty(16, dtype=torch.int64, device="cuda"))
         result["hidden"] = known_value(held) is None
@@ -208,3 +215,10 @@ def test_known_data_is_answered_as_if_peers_held_the_same(answers):
 
 def test_unknown_data_makes_its_results_unknown(answers):
     assert answers["hidden"]
+
+
+def test_options_of_nccl_are_kept_and_groups_have_names_of_their_own(answers):
+    high, plain, ctas, timeout_s, kept = answers["options"]
+    assert (high, plain, ctas, kept) == (True, False, 8, 3)
+    assert timeout_s == 1800
+    assert answers["labels"] == [["group", [3, 5], 2], ["group#2", [3, 6], 2], ["group#3", [3, 5], 2]]
