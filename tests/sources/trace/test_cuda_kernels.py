@@ -50,6 +50,7 @@ def answers(tmp_path_factory):
         f"SOURCE = {SOURCE!r}\n"
         + """
 from forerun.sources.trace.inside.kernels import cuda_kernels
+from forerun.sources.trace.opaque import Cost
 from forerun.sources.trace.inside.kernels.opaque_calls import Launches
 cuda_kernels.install(Launches(mode, recorder))
 scale = torch.cuda._compile_kernel(SOURCE, "scale")
@@ -66,6 +67,11 @@ result["launches"] = [[row[0], row[1] - side.stream_id * (row[1] > 0), int(table
 result["streams"] = [row[1] > 0 for row in nodes()]
 result["notes"] = list(recorder.notes)
 result["known"] = [known_value(one) is not None for one in (x, y, out)]
+recorder.start()
+cost = Cost(bytes_read=64, bytes_written=64, workspace_bytes=1000)
+number = Launches(mode, recorder).record("described", cost, [x], [out])
+result["workspace"] = [[row.size, row.alloc, row.free] for row in recorder.memory.of_step() if row.alloc >= 0]
+result["number"] = number
 before = recorder.n_nodes
 recorder.paused += 1
 fresh = torch.ones(64, device="cuda")
@@ -82,6 +88,11 @@ def test_a_launch_runs_on_the_stream_that_it_names_and_costs_its_bytes(answers):
     assert answers["streams"] == [False, True, True]
     (note,) = answers["notes"]
     assert note == "CUDA kernel scale: it costs the bytes that it reads and writes; describe it with --kernels"
+
+
+def test_a_workspace_lives_as_long_as_its_kernel_runs(answers):
+    assert answers["workspace"] == [[1024, 0, 0]]
+    assert answers["number"] == 0
 
 
 def test_what_a_kernel_may_write_is_not_known_any_more(answers):

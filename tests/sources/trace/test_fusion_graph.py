@@ -59,6 +59,12 @@ def test_a_reduction_says_how_many_neighbours_it_combines(reduce, outputs, reduc
     assert (moved(op.reads), moved(op.writes)) == ([(0, SIZE, 0)], [(1, outputs * 4, 0)])
 
 
+@pytest.mark.parametrize("dim", [0, -1])
+def test_dims_of_a_vector_count_from_both_ends(dim):
+    (op,) = ops_of(lambda x: aten.sum.dim_IntList(x, [dim]), torch.ones(COLUMNS))
+    assert (op.numel, op.reduced, op.inner) == (1, COLUMNS, True)
+
+
 def test_strides_and_not_dims_say_which_elements_are_neighbours():
     view, turned = ops_of(lambda x: x.t().sum(0), matrix())
     assert (view.kind, turned.reduced, turned.inner) == (VIEW, COLUMNS, True)

@@ -128,6 +128,8 @@ def answers(tmp_path_factory):
         result["reduce scattered"] = real(lambda: dist.reduce_scatter(out, parts), out)
         outs = [torch.zeros(3) for _ in range(8)]
         result["uneven"] = real(lambda: dist.all_gather(outs, torch.tensor([1.0, 2.0, 3.0])), *outs)[7]
+        result["first rank"] = [fails(lambda: dist.scatter_object_list([None])),
+                                fails(lambda: dist.broadcast_object_list([None]))]
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options.config.max_ctas = 8
         plain = dist.ProcessGroupNCCL.Options()
@@ -222,3 +224,7 @@ def test_options_of_nccl_are_kept_and_groups_have_names_of_their_own(answers):
     assert (high, plain, ctas, kept) == (True, False, 8, 3)
     assert timeout_s == 1800
     assert answers["labels"] == [["group", [3, 5], 2], ["group#2", [3, 6], 2], ["group#3", [3, 5], 2]]
+
+
+def test_objects_come_from_the_first_rank_unless_another_is_named(answers):
+    assert all("rank 0" in refused for refused in answers["first rank"]), answers["first rank"]

@@ -172,6 +172,11 @@ def test_products_that_are_fused_with_a_collective_are_those_of_the_gathered_or_
     scatter = torch.ops.symm_mem.fused_matmul_reduce_scatter.default
     rows = called(scatter, empty(96, 40), weights[0], "sum", 0, "tp", out=empty(24, 56))
     assert [row[1:] for row in rows] == [(96, 56, 40, 1, FORWARD)]
+    scaled = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter.default
+    narrow = [empty(*sizes, dtype=torch.float8_e4m3fn) for sizes in ((96, 40), (40, 56))]
+    scales = [empty(dtype=FP32)] * 2
+    row = figures(scaled, *narrow, *scales, "sum", 0, 0, "tp", [96, 56], out=empty(24, 56))
+    assert row == ("fp8", 2.0 * 96 * 56 * 40, (96 + 56) * 40, 96 * 56 * 2)
 
 
 # -- layers that cuDNN runs ----------------------------------------------------------------------------------------
@@ -323,6 +328,17 @@ def test_copies_over_the_host_link_change_layouts_on_the_device():
     scalar = describe(table, aten._local_scalar_dense.default, (empty(1, dtype=FP32),), {}, 0)
     assert table.build().bytes_comm[scalar[0].op] == 4
     assert scalar[0].workspace_bytes == 0
+
+
+def test_a_comparison_reads_both_tensors_and_the_host_reads_one_flag():
+    one, other = empty(64, 16), empty(64, 16)
+    size, flags = 64 * 16 * 2, 64 * 16
+    rows = called(aten.equal.default, one, other)
+    assert rows[:2] == [("eq", 2 * size, flags, 1, flags), ("all", flags, 1, 1)]
+    table = OpTableBuilder()
+    *_, read = describe(table, aten.equal.default, (one, other), {}, None)
+    assert (table.build().bytes_comm[read.op], read.host_copy, read.sync, read.workspace_bytes) == (1, True, True, 0)
+    assert called(aten.equal.default, one, empty(64, 8)) == called(aten.equal.default, empty(0), empty(0)) == []
 
 
 def test_indices_on_the_host_are_copied_first_and_masks_become_indices():

@@ -62,6 +62,9 @@ def answers(tmp_path_factory):
         part("filling", lambda: filled.index_put_((mask,), five))
         result["filled"] = filled.tolist()
 
+        total, bias = torch.zeros(4), nn.Parameter(torch.ones(4))
+        with torch.no_grad():
+            result["written"] = total.add_(bias) is total
         part("made", lambda: torch.zeros(16, device="cuda"))
         part("made on the host", lambda: torch.zeros(16) + 1)
         part("viewed", lambda: matrix.view(-1).t())
@@ -125,6 +128,7 @@ def test_the_host_waits_for_copies_that_are_not_asynchronous(answers):
 
 def test_copies_to_the_host_have_the_known_values_or_the_oracles(answers):
     assert answers["back"] == [[True], [0, 1, 2, 3], "torch.float16", [0, 1, 2, 3]]
+    assert answers["written"], "what writes to a tensor returns it"
     assert answers["into"] == [True, [[0, 1, 2, 3]] * 2, [True]]
     assert answers["unknown"] == [[1] * 4, [False] * 4, 1, False, 1]
 

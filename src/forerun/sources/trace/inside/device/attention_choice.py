@@ -276,7 +276,6 @@ def attend(
     tensors = (query, key, value)
     if choice == "flash":
         head_dim = query.shape[-1]
-        scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
         q, k, v = (_padded(tensor) for tensor in tensors)
         out: Tensor = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :head_dim] if out.shape[-1] != head_dim else out

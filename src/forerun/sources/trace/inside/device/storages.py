@@ -81,7 +81,6 @@ def _tensor_of(mode: VirtualMode, storage: Any, dtype: torch.dtype, offset: int,
     """Returns the fake tensor on the storage's device that has this storage."""
     meta = torch.empty((0,), dtype=dtype, device="meta").set_(storage, offset, size, stride)
     made: Any = FakeTensor(mode.fake, meta, getattr(storage, _DEVICE))
-    mode.seen(made)
     values = getattr(storage, _VALUES, None)
     if values is not None:
         set_value(made, torch.empty((0,), dtype=dtype).set_(values, offset, size, stride))

@@ -233,7 +233,7 @@ def _symmetric(call: Call) -> list[Kernel]:
     """Returns the products of operators that fuse them with a collective over symmetric memory. The tracer records the
     collective."""
     if "reduce_scatter" in call.name:
-        return _matmul(call.on((call.args[0], call.args[1]), call.args[0]))
+        return _matmul(call.on((call.args[0], call.args[1]), call.out))
     return [
         kernel
         for weight, made in zip(call.args[1], call.out[1], strict=True)
