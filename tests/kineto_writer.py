@@ -38,9 +38,18 @@ def perturbed(simulation, kernels=lambda row: 1.0, host=1.0):
 
 
 def write_kineto(
-    path: Path, simulation, timeline, issue_ps, *, shapes=True, rank_class=0, rank=0, gpu="NVIDIA H100 80GB HBM3"
+    path: Path,
+    simulation,
+    timeline,
+    issue_ps,
+    *,
+    shapes=True,
+    rank_class=0,
+    rank=0,
+    gpu="NVIDIA H100 80GB HBM3",
+    module_name=str,
 ):
-    """Writes the step of one rank class as that of a global rank.
+    """Writes the step of one rank class as that of a global rank; `module_name` tells the name of a predicted module.
 
     Launches stand at the end of the host's time for each op. What stages do together begins when the rank itself is
     ready, as NCCL's kernels do.
@@ -69,7 +78,7 @@ def write_kineto(
         around = _around(program, row, int(flat.phase[node]), number, shapes)
         module = program.modules[flat.module[node]] if 0 <= flat.module[node] < len(program.modules) else ""
         if module:
-            events.append(_event("python_function", f"nn.Module: {module}", called, issued - called))
+            events.append(_event("python_function", f"nn.Module: {module_name(module)}", called, issued - called))
         events += [_event(cat, name, called, issued - called, **args) for cat, name, args in around]
         events.append(_event("cuda_runtime", "cudaLaunchKernel", called, issued - called, correlation=number))
         records[node] = _RECORDS + number

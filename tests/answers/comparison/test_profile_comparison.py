@@ -113,6 +113,26 @@ def test_a_slower_kind_of_work_is_named_with_its_size(tmp_path, plan, kind, fact
     assert found.slowdown < 0.01 or kind in verdict(found)
 
 
+CLASSES = {"attn": "GPT.Block_7.Attention_7", "mlp": "GPT.Block_7.MLP_7", "ffn": "GPT.Block_7.MLP_7"}
+
+
+def test_modules_that_a_profile_names_by_classes_are_those_of_the_prediction(steps, tmp_path):
+    """Memory-bound kernels of one half of a layer take three times as long; its module has what they lost."""
+    simulation = steps["one"]
+    flat, ops, paths = simulation.flat, simulation.program.ops, simulation.program.modules
+    inside = {int(row) for row, module in zip(flat.op, flat.module, strict=True) if "ffn" in paths[module]}
+    elsewhere = {int(row) for row, module in zip(flat.op, flat.module, strict=True) if "ffn" not in paths[module]}
+    slow = {row for row in inside - elsewhere if not (ops.is_gemm[row] or ops.is_communication[row])}
+    named = lambda path: CLASSES.get(path.rpartition(".")[2], "GPT." + path.title().replace(".", ""))  # noqa: E731
+    found, _ = _compared(tmp_path / "a.json", simulation, lambda row: 3.0 if row in slow else 1.0, module_name=named)
+    assert slow
+    lost = {row.module: row.lost_s for row in found.modules}
+    (mlp,) = [module for module in lost if module.endswith("ffn")]
+    assert lost[mlp] > 1e-4
+    others = sum(abs(lost_s) for module, lost_s in lost.items() if module != mlp)
+    assert others < 0.1 * lost[mlp]
+
+
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(factor=st.floats(3.0, 8.0))
 def test_a_late_host_is_named_with_its_size(tmp_path, factor):

@@ -10,6 +10,7 @@ import numpy as np
 
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.comparison.matching import Pair, pairs_of
+from forerun.answers.comparison.module_names import module_of, modules_of
 from forerun.answers.comparison.ran_step import RanStep
 from forerun.answers.comparison.ranks import MeasuredRun, PartDifference, RankDifference, beside, parts_of, slowest_of
 from forerun.answers.profile.imported import Imported, replay
@@ -105,15 +106,18 @@ class Comparison:
 
     @cached_property
     def modules(self) -> tuple[ModuleDifference, ...]:
-        """Returns work by module, the most lost time first; measured work counts for the modules of the predicted
-        work."""
+        """Returns work by module, the most lost time first; measured work counts for the predicted module that its own
+        is (`module_names`), or else for those of the predicted work of its pair."""
         sums: dict[str, list[float]] = {}
+        names = modules_of(self.pairs)
+        predicted = {line.module for pair in self.pairs for line in pair.predicted}
         for pair in self.pairs:
             known = {line.module for line in pair.predicted}
             for line in pair.predicted:
                 sums.setdefault(line.module, [0.0, 0.0])[1] += line.time_s
             for line in pair.measured:
-                for module, share in _shares(pair, line.module, known):
+                own = line.module if line.module in predicted else module_of(names, line.module) or line.module
+                for module, share in _shares(pair, own, known):
                     sums.setdefault(module, [0.0, 0.0])[0] += share * line.time_s
         rows = [ModuleDifference(module or "(none)", *times) for module, times in sums.items()]
         return tuple(sorted(rows, key=lambda row: -row.lost_s))

@@ -6,8 +6,9 @@ A level joins what all levels before it left over, so every piece of work is in 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from forerun.answers.comparison.module_names import module_of, modules_of
 from forerun.answers.comparison.ran_step import Line
 
 _BACKWARD = ("backward", "recompute")
@@ -103,6 +104,8 @@ def pairs_of(measured: Sequence[Line], predicted: Sequence[Line]) -> tuple[Pair,
     found.add_helpers()
     found.join(lambda line: (line.part, line.shape[:2]) if _talks(line) else None)
     found.join(lambda line: line.part if _attends(line) or _talks(line) else None)
+    names = modules_of(found.pairs)
+    found.join(_in_module, lambda line: _in_module(replace(line, module=module_of(names, line.module))))
     found.join(lambda line: (line.part, line.work, line.phase in _BACKWARD) if line.part == "memory" else None)
     found.join(lambda line: (line.part, line.work) if line.part == "memory" else None)
     found.join(lambda line: line.part if line.part in ("optimizer", "recurrence", "copies") else None)
@@ -114,6 +117,12 @@ def pairs_of(measured: Sequence[Line], predicted: Sequence[Line]) -> tuple[Pair,
 
 def _attends(line: Line) -> bool:
     return line.part.startswith("attention")
+
+
+def _in_module(line: Line) -> Hashable:
+    if line.part != "memory" or not line.module:
+        return None
+    return line.part, line.work, line.phase in _BACKWARD, line.module
 
 
 def _talks(line: Line) -> bool:
@@ -149,12 +158,15 @@ class _Pairing:
                 sides.append((*of_pair, *mine))
             self.pairs[most] = Pair(*sides)
 
-    def join(self, key: Callable[[Line], Hashable]) -> None:
+    def join(self, key: Callable[[Line], Hashable], key_of_measured: Callable[[Line], Hashable] | None = None) -> None:
         """Makes a pair for each key, other than None, that both sides have."""
         groups: list[dict[Hashable, list[Line]]] = [{}, {}]
-        for group, side in zip(groups, (self.measured, self.predicted), strict=True):
+        for group, side, key_of in (
+            (groups[0], self.measured, key_of_measured or key),
+            (groups[1], self.predicted, key),
+        ):
             for line in side:
-                group.setdefault(key(line), []).append(line)
+                group.setdefault(key_of(line), []).append(line)
         for both in [one for one in groups[0] if one in groups[1] and one is not None]:
             self.pairs.append(Pair(tuple(groups[0].pop(both)), tuple(groups[1].pop(both))))
         self.measured, self.predicted = ([line for lines in group.values() for line in lines] for group in groups)
