@@ -38,9 +38,23 @@ def calls(source, target, other):
         pass
 
 
+def names(source, target, other):
+    tl.store(value=tl.load(source), pointer=target)  # noqa: F821
+    helper(source=tl.load(source), out=other)  # noqa: F821
+
+
+def describes(source, target):
+    rows = tl.make_tensor_descriptor(target, [16], [1], [16])  # noqa: F821
+    columns = tl.make_tensor_descriptor(source, [16], [1], [16])  # noqa: F821
+    rows.store([0], columns.load([0]))
+
+
 @pytest.mark.parametrize(
     ("kernel", "stored", "kept"),
     [
+        (names, "target", "source"),
+        (names, "other", "source"),
+        (describes, "target", "source"),
         (copies, "target", "source"),
         (scatters, "target", "places"),
         (scatters, "target", "source"),

@@ -142,13 +142,18 @@ def stored_arguments(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def _written_by(call: ast.Call) -> set[str]:
-    """Returns the names in the addresses that a call may store to."""
+    """Returns the names in the addresses that a call may store to: its first argument, and the tensor descriptor whose
+    method it is."""
     function = call.func
+    given = {str(place): one for place, one in enumerate(call.args)} | {
+        str(one.arg): one.value for one in call.keywords
+    }
     if isinstance(function, ast.Attribute):
         stores = function.attr in _STORES or function.attr.startswith(_ATOMICS)
-        return _names(call.args[0]) if stores and call.args else set()
+        addresses = [function.value, *(given[key] for key in ("0", "pointer") if key in given)] if stores else []
+        return {name for address in addresses for name in _names(address)}
     if isinstance(function, ast.Name) and function.id not in _BUILTINS:
-        return {name for argument in call.args for name in _names(argument)}
+        return {name for argument in given.values() for name in _names(argument)}
     return set()
 
 
