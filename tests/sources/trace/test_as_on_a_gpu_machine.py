@@ -70,8 +70,9 @@ result["values"] = [known.tolist(), f"{known.sum():d}", f"{known.sum().float():.
 result["numpy"] = [fails(known.numpy), fails(lambda: known.__array__()).split(":")[0]]
 
 # initialisation
-filled = nn.init.trunc_normal_(torch.empty(1000, device=cuda), std=0.02)
-result["initialised"] = filled.shape[0]
+filled = [nn.init.trunc_normal_(torch.empty(1000, device=cuda), std=std) for std in (0.02, 5.0)]
+on_host = nn.init.trunc_normal_(torch.empty(1000))
+result["initialised"] = [[one.shape[0] for one in filled], 1 < on_host.abs().max().item() <= 2]
 
 # threads and loaders
 seen = {}
@@ -157,7 +158,7 @@ def test_known_values_are_read_as_from_a_device(answers):
     text, kind = answers["numpy"]
     assert text == "TypeError: can't convert cuda:0 device type tensor to numpy; use Tensor.cpu() first"
     assert kind == "TypeError"
-    assert answers["initialised"] == 1000
+    assert answers["initialised"] == [[1000, 1000], True], "samples that are drawn until they fit end"
 
 
 def test_threads_and_loaders_work_in_the_traced_world(answers):

@@ -50,7 +50,6 @@ def install(mode: VirtualMode, recorder: Recorder) -> None:
     _quiet_propagation(recorder)
     _data_loaders()
     _threads(mode)
-    _initialisation()
     _values(mode)
     _absent_operators(recorder)
     _seen_as_real()
@@ -246,15 +245,6 @@ def _threads(mode: VirtualMode) -> None:
             bootstrap(self)
 
     threading.Thread._bootstrap_inner = start
-
-
-def _initialisation() -> None:
-    """Skips `trunc_normal_`, whose rejection sampling never ends without data."""
-
-    def trunc_normal_(tensor: Any, *_: Any, **__: Any) -> Any:
-        return tensor
-
-    torch.nn.init.trunc_normal_ = stand_in(torch.nn.init.trunc_normal_, trunc_normal_)
 
 
 def _absent_operators(recorder: Recorder) -> None:
