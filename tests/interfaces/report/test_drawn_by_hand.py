@@ -132,6 +132,17 @@ def test_areas_stand_on_each_other():
     assert [group.get_hatch() for group in axes.collections] == ["//", "//"]
 
 
+def test_areas_stand_on_each_other_where_places_repeat():
+    def area(y):
+        look = {"fillcolor": RED, "fillpattern": {"shape": ""}}
+        return {"type": "scatter", "stackgroup": "all", "name": "part", "x": [0.0, 1.0, 1.0, 2.0], "y": y} | look
+
+    axes = drawn(area([1.0, 5.0, 2.0, 2.0]), area([3.0, 3.0, 3.0, 3.0]))
+    lower, upper = (group.get_paths()[0].vertices[:, 1] for group in axes.collections)
+    assert (lower.min(), lower.max()) == (0.0, 5.0)
+    assert (upper.min(), upper.max()) == (1.0, 8.0)
+
+
 def test_notes_point_at_their_place():
     note = {"text": "peak", "x": 1.5, "y": 3.5, "ax": -50, "ay": -18}
     (found,) = drawn(line(), annotations=[note, {**note, "ax": 50}]).texts[:1]

@@ -16,7 +16,9 @@ import pytest
 import results_by_hand as by_hand
 from documents_by_hand import documents
 
-from forerun.interfaces.report.page import Plot, page
+from forerun.interfaces.report.page import Document, Plot, page
+from forerun.interfaces.report.plots import axis, layout, stacked_areas
+from forerun.interfaces.report.style import BLUE, VERMILLION, Look
 
 BROWSER = shutil.which(os.environ.get("FORERUN_BROWSER", "chromium"))
 pytestmark = [
@@ -133,3 +135,16 @@ def test_a_page_opened_by_itself_draws_its_plots(pages: Path) -> None:
     assert re.search(r'<body[^>]* data-plots="3 of 3"', text)
     assert "data-error" not in text.partition(">")[0]
     assert text.count('class="chart"') >= 3
+
+
+def test_areas_of_a_page_stand_on_each_other_where_places_repeat(tmp_path: Path) -> None:
+    """Many nodes start at the same moment, so the memory of a step has several levels at one time."""
+    parts = [(Look("one", BLUE), [4.0] * 5), (Look("two", VERMILLION), [4.0] * 5)]
+    plot = Plot(stacked_areas([0.0, 1.0, 1.0, 1.0, 2.0], parts, "GiB"), layout(axis("x"), axis("y")), "two areas", 300)
+    (tmp_path / "areas.html").write_bytes(page(Document("areas", "", (plot,))))
+    text = browse(tmp_path, f"file://{tmp_path}/areas.html", "--virtual-time-budget=20000")
+    paths = re.findall(rf'<path d="([^"]*)" fill="(?:{BLUE}|{VERMILLION})"', text)
+    heights = [sorted({float(y) for y in re.findall(r",([-0-9.]+)", path)}) for path in paths]
+    (top_of_one, bottom), (top, bottom_of_two) = heights
+    assert bottom_of_two == top_of_one
+    assert bottom - top_of_one == pytest.approx(bottom_of_two - top, abs=0.02)

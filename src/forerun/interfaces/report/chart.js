@@ -119,8 +119,9 @@ var Chart = (function () {
       return length.map(function (value, i) {
         if (trace.base) { return each(trace.base, i); }
         if (!stacked && !trace.stackgroup) { return 0; }
-        var start = below[at[i]] || 0;
-        below[at[i]] = start + value;
+        // Areas share their places along x, of which several may be equal; bars of one category stand on each other.
+        var place = trace.stackgroup ? i : at[i], start = below[place] || 0;
+        below[place] = start + value;
         return start;
       });
     });

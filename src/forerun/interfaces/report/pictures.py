@@ -150,10 +150,10 @@ def _bars(axes: Any, trace: Mapping[str, Any], layout: Mapping[str, Any], places
 
 
 def _area(axes: Any, trace: Mapping[str, Any], below: dict[Any, float]) -> None:
-    """Draws a part of a stack, on the parts before it."""
-    low = [below.get(x, 0.0) for x in trace["x"]]
+    """Draws a part of a stack, on the parts before it. All parts have the same x, in which values may repeat."""
+    low = [below.get(place, 0.0) for place in range(len(trace["x"]))]
     high = [under + part for under, part in zip(low, trace["y"], strict=True)]
-    below.update(zip(trace["x"], high, strict=True))
+    below.update(enumerate(high))
     look = {"facecolor": trace["fillcolor"], "hatch": 2 * trace["fillpattern"]["shape"], "edgecolor": "white"}
     axes.fill_between(trace["x"], low, high, step="post", label=_plain(trace["name"]), linewidth=0, **look)
 
