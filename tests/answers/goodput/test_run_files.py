@@ -327,6 +327,22 @@ def test_the_replicas_of_a_plan_and_their_steps_follow_from_it():
     assert elastic.factor(2) == 1.0
 
 
+def test_under_fsdp_whole_nodes_leave_and_take_their_part_of_the_state():
+    fields = {"seq_len": 8192, "dp_shard": 32, "activation_checkpointing": "full"}
+    plan = {**PLANNED["plan"], "fields": fields}
+    found = run_of({**PLANNED, "plan": plan, "elastic": {"resize_s": 10, "least_replicas": 2}}, "x")
+    elastic = found.elastic
+    assert (elastic.replicas, elastic.least_replicas, elastic.shards) == (4, 2, True)
+    assert 1.0 == elastic.factor(4) < elastic.factor(3) <= elastic.factor(2) < 2.3
+    assert "Each of 4 replicas holds a part of the state; 2 or more of them go on." in found.notes
+    model = {**plan, "model": "llama-3.1-70b"}
+    large = run_of({**PLANNED, "plan": model, "elastic": {"resize_s": 10}}, "x").elastic
+    assert large.least_replicas > 1, "its state does not fit on one node"
+    whole = {**PLANNED, "plan": plan, "elastic": {"resize_s": 10, "state": "whole"}}
+    with pytest.raises(ForerunError, match="elastic: give replicas, or a plan with dp_replicate"):
+        run_of(whole, "x")
+
+
 def test_replicas_that_agree_in_outer_steps_take_the_mean_step_and_go_on_alone():
     plan = {**PLANNED["plan"], "outer_steps": "diloco:every=50,link_gb_s=0.5"}
     synchronous = run_of(PLANNED, "x")

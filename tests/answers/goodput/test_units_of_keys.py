@@ -201,7 +201,7 @@ def test_alternatives_change_single_keys():
             "give either factor, or kernel_slowdown",
         ),
         ({"slow": {"nic": {"per_1000_node_days": 6, "hours": 2, "link_slowdown": 2}}}, "need a plan; give factor"),
-        ({"elastic": {"resize_s": 1}}, "give replicas, or a plan with dp_replicate of at least 2"),
+        ({"elastic": {"resize_s": 1}}, "give replicas, or a plan with dp_replicate or dp_shard on several nodes"),
         ({"checkpoint": {"blocking_s": 1}}, "give blocking_s, load_s and persist_s"),
         ({"checkpoint": {"load_s": 1}}, "give blocking_s, load_s and persist_s"),
         ({"checkpoint": {"blocking_s": 1, "load_s": 1, "network": "shared"}}, "network shared needs a plan"),

@@ -205,6 +205,19 @@ def test_replicas_leave_and_come_back(met):
     assert found.longest_stop_s == 10.0
 
 
+def test_replicas_that_hold_parts_of_the_state_load_a_checkpoint(met):
+    """Those that are left go back to the checkpoint on disk, written from 424 s to 434 s."""
+    whole = replace(RUN, elastic=Elastic(4, 3, 7.0))
+    parts = replace(RUN, elastic=Elastic(4, 3, 7.0, shards=True))
+    (one, other) = (met(run, (621.0, NODE, 0.9)).spent_s for run in (whole, parts))
+    assert Spent.RESTORE not in one
+    assert one[Spent.WASTED] < 10.0
+    assert other[Spent.RESTORE] == DISK.load_s
+    assert other[Spent.WASTED] == pytest.approx(621.0 - (19.0 + 200.0 + 5.0 + 200.0 + 10.0))
+    assert (other[Spent.DETECT], other[Spent.RESIZE]) == (one[Spent.DETECT], one[Spent.RESIZE])
+    assert Spent.RESTART not in other
+
+
 def test_a_slow_period_of_fewer_replicas_counts_as_both(met):
     """17 s with 3 of 4 replicas of which each step takes twice as long: 8 / 3 of the time of a step."""
     found = met(replace(PLAIN, elastic=Elastic(4, 3, 7.0)), (121.0, NODE, 0.9), slow=((131.0, 148.0, 2.0),))

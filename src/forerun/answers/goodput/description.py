@@ -144,13 +144,15 @@ class SparesEntry(Entry):
 class ElasticEntry(Entry):
     """Training goes on with fewer replicas while nodes are missing, on batches of the same size.
 
-    A plan tells the replicas (dp_replicate), and the steps with fewer of them.
+    A plan tells the replicas (dp_replicate), and the steps with fewer of them. Under FSDP alone they are the least sets
+    of whole nodes with whole ranks of data parallelism, each of which holds a part of the state (`state: shards`).
     """
 
     replicas: Annotated[int, Field(ge=2)] | None = None
     least_replicas: AtLeastOne = 1
     resize_s: NotNegative
     step_factors: list[Positive] = Field(default_factory=list)
+    state: Literal["whole", "shards"] | None = None
 
 
 class MaintenanceEntry(Entry):

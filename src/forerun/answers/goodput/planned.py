@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, lcm
 from typing import Any
 
 from forerun.answers.analysis.around_step import around_plan
@@ -105,6 +105,35 @@ class PlannedStep:
         cluster = self.setup.cluster
         taken = min(_FULL, loop.checkpoint.rank_gib * 2**30 / persist_s / cluster.links[-1].bytes_per_s)
         return self._over(replace(self.setup, cluster=cluster.with_outermost_link(1.0 - taken))) - 1.0
+
+    @property
+    def parts(self) -> int:
+        """Returns the number of sets of whole nodes that hold equal parts of the state; 1 where there are none."""
+        plan, node_size = self.setup.plan, self.setup.cluster.node_size or self.setup.n_gpus
+        unit = lcm(node_size, plan.tp * plan.cp * plan.pp)
+        even = plan.dp_replicate == 1 and plan.dp_shard > 1 and self.setup.n_gpus % unit == 0
+        return self.setup.n_gpus // unit if even and self.outer is None else 1
+
+    def part_factors(self, parts: int, least: int) -> tuple[int, tuple[float, ...]]:
+        """Returns the fewest of `parts` parts, from `least` on, on which the plan can run and fits in memory, and steps
+        of the same batch on 1, 2 ... parts over that on all; those of fewer than the fewest count for nothing.
+
+        Raises ForerunError where too many steps would have to be predicted.
+        """
+        plan, found = self.setup.plan, [1.0]
+        if parts - least > _MOST_REPLICAS:
+            raise ForerunError(f"{parts - least:,} numbers of replicas are too many to predict; raise least_replicas")
+        for fewer in range(parts - 1, least - 1, -1):
+            rounds = ceil(plan.n_microbatches * parts / fewer)
+            small = replace(plan, dp_shard=plan.dp_shard * fewer // parts, n_microbatches=rounds)
+            try:
+                step = simulate_setup(replace(self.setup, plan=small), folded=True).prediction
+            except ForerunError:
+                break
+            if not step.fits:
+                break
+            found.append(max(1.0, step.step_time_s / self.prediction.step_time_s))
+        return parts - len(found) + 1, (*[1.0] * (parts - len(found)), *reversed(found))
 
     def replica_factors(self, replicas: int) -> tuple[float, ...]:
         """Returns the steps of the same batch on 1, 2 ... replicas over that on all; empty where none is predicted.

@@ -314,19 +314,25 @@ class _Reader:
         given = self.entry.elastic
         if given is None:
             return None
-        replicas = given.replicas
+        planned, replicas = known.planned, given.replicas
+        parts = 1 if planned is None or planned.replicas > 1 or given.state == "whole" else planned.parts
         if replicas is None:
-            replicas = 1 if known.planned is None else known.planned.replicas
+            replicas = max(parts, 1 if planned is None else planned.replicas)
             if replicas < 2:
-                raise self._wrong("elastic: give replicas, or a plan with dp_replicate of at least 2")
+                raise self._wrong("elastic: give replicas, or a plan with dp_replicate or dp_shard on several nodes")
         if given.least_replicas > replicas:
             raise self._wrong(f"elastic: least_replicas {given.least_replicas} is more than replicas {replicas}")
         if given.step_factors and len(given.step_factors) != replicas:
             raise self._wrong(f"elastic: step_factors needs {replicas} values, got {len(given.step_factors)}")
-        factors = tuple(given.step_factors)
-        if not factors and known.planned is not None:
-            factors = known.planned.replica_factors(replicas)
-        return Elastic(replicas, given.least_replicas, given.resize_s, factors)
+        factors, least = tuple(given.step_factors), given.least_replicas
+        shards = given.state == "shards" or (given.state is None and parts > 1 and replicas == parts)
+        if not factors and planned is not None:
+            if shards and replicas == parts:
+                least, factors = planned.part_factors(parts, least)
+                self.notes.append(f"Each of {parts} replicas holds a part of the state; {least} or more of them go on.")
+            else:
+                factors = planned.replica_factors(replicas)
+        return Elastic(replicas, least, given.resize_s, factors, shards)
 
     def _price(self) -> float | None:
         own = self.entry.dollars_per_gpu_hour

@@ -112,6 +112,8 @@ class Elastic:
     """seconds to shrink or grow, without loading a checkpoint"""
     step_factors: tuple[float, ...] = ()
     """step time with r replicas over that with all, for r from 1; empty: in inverse proportion to r"""
+    shards: bool = False
+    """whether each replica holds a part of the state, as under FSDP: without it, the others load a checkpoint"""
 
     def factor(self, replicas: int) -> float:
         """Returns the time of a step of the same batch on `replicas` over that on all replicas."""

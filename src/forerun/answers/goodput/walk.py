@@ -246,8 +246,11 @@ class _Walk:
         replace_s = self.pool.replace_s(kind, self.now_s)
         back_s = self.now_s + detect_s + replace_s + recovery.restart_s + recovery.communicators_s
         if failure.since_s == failure.at_s and self.pool.lose_replica(back_s):
+            stages = [(Spent.DETECT, detect_s), (Spent.RESIZE, self._resize_s)]
+            if self.request.elastic is not None and self.request.elastic.shards:
+                return [*stages, (Spent.RESTORE, self._roll_back(failure))]
             self._lose(float(floor(self.step)))
-            return [(Spent.DETECT, detect_s), (Spent.RESIZE, self._resize_s)]
+            return stages
         self.pool.all_return()
         return [
             (Spent.DETECT, detect_s),
