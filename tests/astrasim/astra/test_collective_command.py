@@ -159,6 +159,9 @@ def test_queues_of_many_ranks_are_announced(capsys):
     assert capsys.readouterr().err == "queues for 1,056 NPUs can take minutes; --backend unaware is quick\n"
     assert run(["collective", *many, "--backend", "aware"]) == 0
     assert capsys.readouterr().err == ""
+    rings = ("all_reduce", "--bytes", "1MiB", "--topology", "torus2d:33x32", "--algorithm", "ring")
+    assert run(["collective", *rings]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_the_header_says_which_backend_the_network_gets(capsys):

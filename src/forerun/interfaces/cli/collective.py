@@ -207,13 +207,14 @@ def collective(
         return
     where, system = network.read(), scheduling.system()
     groups = joined.on(where)
+    names = [name.strip() for name in algorithm.split(",")] if algorithm else default_algorithms(kind, bool(groups))
     if backend in (Backend.auto, Backend.both):
         setting = fitting_setting(where, system, groups, hottest)
-        if setting.aware and where.n_npus > _MANY_NPUS:
+        one_ring = len(where.dims) == 1 and not groups and set(names) <= {"ring", "oneRing"}
+        if setting.aware and where.n_npus > _MANY_NPUS and not one_ring:
             typer.echo(f"queues for {where.n_npus:,} NPUs can take minutes; --backend unaware is quick", err=True)
     else:
         setting = Setting(where, system, groups, backend is Backend.aware, hottest)
-    names = [name.strip() for name in algorithm.split(",")] if algorithm else default_algorithms(kind, bool(groups))
     points = sweep(setting, kind, sizes.bytes(), names)
     if as_json:
         print(to_json(collectives_record(setting, kind, points)))
