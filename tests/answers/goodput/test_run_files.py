@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 
+from forerun.answers.analysis.setup import RankKind, Setup
+from forerun.answers.analysis.simulate_setup import simulate_setup
 from forerun.answers.goodput.examples import example_names, load_run
 from forerun.answers.goodput.formulas import poisson_efficiency
+from forerun.answers.goodput.outcome import Spent
 from forerun.answers.goodput.read import alternatives_of, failure_presets, run_of
 from forerun.answers.goodput.request import Recovery
 from forerun.answers.goodput.study import by_time_to_train, study_run
 from forerun.answers.goodput.walk import walk
 from forerun.common.errors import ForerunError
+from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.catalog import load_model
+from forerun.describe.plan.complete import complete_plan
 from forerun.interfaces.cli.main import run as run_command
 
 KNOWN = {
@@ -310,6 +316,24 @@ def test_a_slow_node_slows_the_steps_of_the_plan():
     assert 1.0 < link.factor <= 4.0
 
 
+def test_a_slow_gpu_of_a_pipeline_slows_its_stage():
+    """Other stages wait for the slow one, but are not slow themselves: less is lost than by a replica that is all slow."""
+    fields = {"seq_len": 4096, "pp": 4, "dp_replicate": 8}
+    plan = {**PLANNED["plan"], "global_batch": 128, "fields": fields}
+    slow = {"gpu": {"per_1000_node_days": 1, "hours": 1, "kernel_slowdown": 1.5}}
+    (staged,) = run_of({**PLANNED, "plan": plan, "slow": slow}, "x").slowdowns
+    setup = Setup(load_model("llama-3.1-8b"), complete_plan(fields, 32, 128), load_cluster("h100-sxm"))
+    usual_s, slow_s = (
+        simulate_setup(replace(setup, kinds=kinds), folded=True).prediction.step_time_s
+        for kinds in ((), (RankKind("slow", 4, slowdown=1.5),))
+    )
+    whole = slow_s / usual_s
+    assert 1.1 < staged.factor < whole - 0.1
+    slow["gpu"]["link_slowdown"] = 4
+    (both,) = run_of({**PLANNED, "plan": plan, "slow": slow}, "x").slowdowns
+    assert both.factor > staged.factor
+
+
 def test_a_save_over_the_network_of_training_drags_its_steps():
     checkpoint = {"storage": "20", "network": "shared", "every_minutes": 10}
     own, shared = (
@@ -413,3 +437,44 @@ def test_megascale_keeps_nine_tenths_of_its_time_at_the_failure_rate_of_llama_3(
     changed = {"gpus": 12_288, "failures": {"preset": "llama-3"}, "recovery": recovery, "checkpoint": checkpoint}
     study = study_run(run_of({**KNOWN, **changed}, "x"), 6, workers=1, gains=False)
     assert 0.90 < study.ettr.mean < 0.93
+
+
+@pytest.mark.parametrize(("replace_hours", "ettr"), [(1, 0.886), (6, 0.648)])
+def test_opt_175b_loses_what_new_nodes_take(replace_hours, ettr):
+    """90 restarts in some 60 days; its chronicles say that a new node took hours, and not how many."""
+    run = run_of(
+        {
+            "gpus": 992,
+            "days": 60,
+            "step": {"seconds": 40, "tokens": "2M"},
+            "failures": {"kinds": {"machine": {"of": "job", "mtbf_hours": 16, "repair_hours": 1000}}},
+            "checkpoint": {"blocking_s": 60, "load_s": 300},
+            "spares": {"nodes": 0, "replace_hours": replace_hours},
+        },
+        "x",
+    )
+    study = study_run(run, 50, gains=False, workers=1)
+    assert study.interruptions.mean == pytest.approx(90, rel=0.05)
+    assert study.ettr.mean == pytest.approx(ettr, abs=0.01)
+
+
+@pytest.mark.parametrize(("iterations", "most_hours", "ettr"), [(100, 3.0, 0.987), (300, 8.8, 0.973)])
+def test_bloom_loses_at_most_what_it_did_since_its_last_save(iterations, most_hours, ettr):
+    """A failure a week, saves of 40 s, iterations of 105 s; the chronicles say some 3 h with 100 iterations."""
+    run = run_of(
+        {
+            "gpus": 384,
+            "tokens": "366B",
+            "step": {"seconds": 105, "tokens": 4_194_304},
+            "failures": {"kinds": {"gpu": {"of": "job", "mtbf_hours": 168}}},
+            "checkpoint": {"blocking_s": 40, "load_s": 40, "every_minutes": iterations * 105 / 60},
+            "spares": {"nodes": 4},
+        },
+        "x",
+    )
+    study = study_run(run, 50, gains=False, workers=1)
+    longest_s = iterations * 105.0 + 40.0
+    assert longest_s / 3600 == pytest.approx(most_hours, rel=0.03)
+    assert study.ettr.mean == pytest.approx(ettr, abs=0.003)
+    for one in study.outcomes:
+        assert one.spent_s.get(Spent.WASTED, 0.0) <= one.interruptions * longest_s

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from math import ceil, lcm
 from typing import Any
 
+import numpy as np
+
 from forerun.answers.analysis.around_step import around_plan
 from forerun.answers.analysis.compression import of_text, under_compression
 from forerun.answers.analysis.outer_steps import OuterEffect, OuterSteps, outer_effect, replica_of
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.answers.analysis.stepper import Stepper
 from forerun.common.errors import ForerunError
 from forerun.core.cost.checkpoint import SaveCost, SavedState, load_s, save_cost
 from forerun.core.cost.memory_bound import memory_rates
@@ -27,6 +30,8 @@ from forerun.describe.plan.training_loop import CheckpointMode, TrainingLoop
 _RARELY = 10**9
 """steps between two checkpoints where only their cost is asked for"""
 _MOST_REPLICAS = 64
+_MOST_STAGES = 8
+"""stages of a pipeline that are slowed in turn, evenly spread over it"""
 _FULL = 0.99
 """largest share of a link that the traffic of a save may take"""
 
@@ -89,7 +94,19 @@ class PlannedStep:
         return max(1.0, simulate_setup(changed, folded=True).prediction.step_time_s / self.prediction.step_time_s)
 
     def slow_factor(self, kernels: float, links: float) -> float:
-        """Returns how much longer a step takes where a replica's kernels and all links take so much longer."""
+        """Returns how much longer a step takes where one GPU's kernels and all links take so much longer.
+
+        In a pipeline that is the mean over its stages of the step with this stage slow; else a slow GPU holds up its
+        whole replica.
+        """
+        if kernels > 1.0 and self.setup.plan.pp > 1:
+            stepper = Stepper(replace(self.setup, slow_links=self.setup.slow_links * links))
+            stages = range(stepper.n_classes)
+            tried = sorted(
+                set(np.linspace(0, len(stages) - 1, min(len(stages), _MOST_STAGES)).round().astype(int).tolist())
+            )
+            slow_s = [stepper.step([kernels if i == slow else 1.0 for i in stages]).time_s for slow in tried]
+            return max(1.0, float(np.mean(slow_s)) / self.prediction.step_time_s)
         replica = self.setup.n_gpus // self.setup.plan.dp
         kinds = (RankKind("slow", replica, slowdown=kernels),) if kernels > 1.0 else ()
         return self._over(replace(self.setup, kinds=kinds, slow_links=self.setup.slow_links * links))
