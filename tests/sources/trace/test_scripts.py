@@ -390,3 +390,22 @@ def test_fabric_starts_no_processes(ends):
     traced = Traced(ends, "fabric")
     assert ("ALL_REDUCE", 8, 1, 256 * 256 * 4) in traced.collectives()
     assert traced.flops(OpKind.GEMM) == 2 * 2 * 16 * 256 * 256
+
+
+def test_a_script_that_sets_the_workspace_of_cublas_has_that_size(tmp_path):
+    script, out = tmp_path / "deterministic.py", tmp_path / "step.program"
+    script.write_text(
+        "import os, torch\n"
+        "os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'\n"
+        "torch.use_deterministic_algorithms(True)\n"
+        "model = torch.nn.Linear(64, 64, device='cuda')\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(3):\n"
+        "    model(torch.randn(8, 64, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    assert run(["trace", str(script), "-o", str(out)]) == 0
+    meta = load(out).meta
+    assert meta["blas_workspace_bytes"] == 32 * 2**20
+    assert meta["blas_workspaces"] == [2]

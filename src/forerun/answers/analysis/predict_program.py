@@ -13,7 +13,7 @@ from forerun.answers.analysis.uncertainty import TRACED
 from forerun.common.errors import ForerunError
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.step_costs import Launching
-from forerun.core.memory.workspaces import with_workspaces
+from forerun.core.memory.workspaces import blas_workspace_bytes, with_workspaces
 from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import check_size
 from forerun.core.program.counts import op_counts
@@ -72,7 +72,10 @@ def predict_program(
         check_size(network, origin.world_size)
     if tokens_per_step is not None and tokens_per_step < 1:
         raise ForerunError(f"tokens per step must be at least 1, got {tokens_per_step}")
-    placed = with_workspaces(placed, origin.blas_workspaces, cluster.device.architecture)
+    size = origin.blas_workspace_bytes
+    if size is None:
+        size = blas_workspace_bytes(cluster.device.architecture)
+    placed = with_workspaces(placed, origin.blas_workspaces, size)
     # A profile tells the sizes of some products only, so their sum is not that of the model.
     flops = 0 if origin.source == PROFILE else counted_flops(placed, (Phase.FORWARD, Phase.BACKWARD))
     tokens = tokens_per_step or origin.tokens_per_step

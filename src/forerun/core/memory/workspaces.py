@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -31,7 +32,7 @@ def workspace_bytes(stack: Stack, architecture: str) -> int:
     """Returns the bytes of all workspaces that a rank has under `stack` on a device of `architecture`."""
     model = _model()
     own = _on(model.transformer_engine_kib, architecture) if stack.transformer_engine else 0
-    return _on(model.blas_kib, architecture) * stack.blas_workspaces + own
+    return blas_workspace_bytes(architecture) * stack.blas_workspaces + own
 
 
 def _model() -> WorkspaceModel:
@@ -43,9 +44,23 @@ def _on(sizes_kib: dict[str, int], architecture: str) -> int:
     return sizes_kib.get(architecture, sizes_kib[_OTHER]) * KIB
 
 
-def with_workspaces(program: Program, counts: Sequence[int], architecture: str) -> Program:
-    """Returns `program` with the workspaces of each rank class, `counts`, as memory that lasts through the step."""
-    size = _on(_model().blas_kib, architecture)
+def configured_bytes(setting: str) -> int | None:
+    """Returns the bytes of a workspace of cuBLAS under a value of CUBLAS_WORKSPACE_CONFIG, such as `:4096:8`.
+
+    Each `:KIB:NUMBER` adds its buffers, as in parseChosenWorkspaceSize (aten/src/ATen/cuda/CublasHandlePool.cpp).
+    Returns None for a value without any, for which PyTorch takes its own size.
+    """
+    pairs = re.findall(r":([0-9]{1,12}):([0-9]{1,6})", setting)
+    return sum(int(kib) * KIB * int(number) for kib, number in pairs) if pairs else None
+
+
+def blas_workspace_bytes(architecture: str) -> int:
+    """Returns the bytes of a workspace of cuBLAS on a device of `architecture` where no setting says another size."""
+    return _on(_model().blas_kib, architecture)
+
+
+def with_workspaces(program: Program, counts: Sequence[int], size: int) -> Program:
+    """Returns `program` with the workspaces of each rank class, `counts` of `size` bytes each, allocated throughout."""
 
     def with_own(cls: RankClass, count: int) -> RankClass:
         more = np.zeros_like(cls.resident_bytes)

@@ -12,6 +12,7 @@ from forerun.describe.plan.training_loop import TrainingLoop
 TRACE = "trace"
 PROFILE = "profile"
 _MOST_WORKSPACES = 1 << 10
+_MOST_WORKSPACE_BYTES = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Origin:
     """memory at the stages before the first step, in their order"""
     blas_workspaces: tuple[int, ...]
     """workspaces of cuBLAS of each rank class; none where unknown"""
+    blas_workspace_bytes: int | None
+    """the size that the program gives each of them; None: PyTorch's own"""
     state_tensors: int
     """number of parameter and optimizer tensors on the rank with the most; 0 where unknown"""
     recorded: Recorded | None
@@ -112,6 +115,7 @@ class Origin:
             loop=read.loop(),
             stages=read.stages(),
             blas_workspaces=read.numbers("blas_workspaces", _MOST_WORKSPACES) or (0,) * len(program.rank_classes),
+            blas_workspace_bytes=read.size("blas_workspace_bytes"),
             state_tensors=read.count("state_tensors") or 0,
             recorded=read.recorded(len(program.ops), n_groups),
         )
@@ -143,6 +147,12 @@ class _Reader:
         value = self._meta.get(key)
         if value is not None and not (_whole(value) and value > 0):  # type: ignore[operator]
             raise self._wrong(key, "a whole number above 0")
+        return value  # type: ignore[return-value]
+
+    def size(self, key: str) -> int | None:
+        value = self._meta.get(key)
+        if value is not None and not (_whole(value) and 0 <= value <= _MOST_WORKSPACE_BYTES):  # type: ignore[operator]
+            raise self._wrong(key, f"a whole number up to {_MOST_WORKSPACE_BYTES}")
         return value  # type: ignore[return-value]
 
     def numbers(self, key: str, below: int) -> tuple[int, ...] | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from forerun.common.errors import ForerunError
-from forerun.core.memory.workspaces import workspace_count
+from forerun.core.memory.workspaces import configured_bytes, workspace_count
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.types import (
     I16,
@@ -259,6 +259,7 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
         "loop": first.get("loop") or {},
         "stages": [list(stage) for stage in first.get("stages") or ()],
         "blas_workspaces": [_workspaces(one) for one in roles.recordings],
+        "blas_workspace_bytes": configured_bytes(str(first.get("blas_workspace") or "")),
         "state_tensors": max(map(_state_tensors, roles.recordings)) or None,
     }
 

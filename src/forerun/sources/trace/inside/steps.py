@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -131,6 +132,7 @@ class Steps:
             "loop": marks.loop.settings(),
             "stages": self.stages.found,
             "imported": self._imported.names(),
+            "blas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
         }
         recording = self.recorder.finish(self.modules.paths, meta)
         names, sharded = data_parallel(recording)
