@@ -317,7 +317,7 @@ def test_a_slow_node_slows_the_steps_of_the_plan():
 
 
 def test_a_slow_gpu_of_a_pipeline_slows_its_stage():
-    """Other stages wait for the slow one, but are not slow themselves: less is lost than by a replica that is all slow."""
+    """Other stages wait for the slow one, but are not slow themselves: less is lost than by a whole slow replica."""
     fields = {"seq_len": 4096, "pp": 4, "dp_replicate": 8}
     plan = {**PLANNED["plan"], "global_batch": 128, "fields": fields}
     slow = {"gpu": {"per_1000_node_days": 1, "hours": 1, "kernel_slowdown": 1.5}}
