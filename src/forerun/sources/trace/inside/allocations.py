@@ -16,11 +16,10 @@ class Allocation:
 
     __slots__ = ("alloc", "alloc_phase", "category", "free", "free_phase", "size")
 
-    def __init__(self, size: int, alloc: int, phase: int) -> None:
-        self.size, self.alloc, self.alloc_phase = size, alloc, phase
+    def __init__(self, size: int, alloc: int, phase: int, category: int) -> None:
+        self.size, self.alloc, self.alloc_phase, self.category = size, alloc, phase, category
         self.free: int | None = None
         self.free_phase = -1
-        self.category = -1
 
     def purpose(self) -> int:
         """Returns the category: as marked, else by the phases in which it is made and freed."""
@@ -88,8 +87,7 @@ class Allocations:
             self._release(known)
         if size:
             n_nodes, phase = self._now()
-            known.row = Allocation(size, n_nodes if node < 0 else node, phase)
-            known.row.category = self.category
+            known.row = Allocation(size, n_nodes if node < 0 else node, phase, self.category)
             self._rows.append(known.row)
             self.allocated_bytes += size
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
@@ -108,8 +106,7 @@ class Allocations:
         if node < 0:
             return
         size = sizes.rounded(size_bytes, self.most_bytes)
-        row = Allocation(size, node, self._now()[1])
-        row.category = self.category
+        row = Allocation(size, node, self._now()[1], self.category)
         row.free, row.free_phase = node, row.alloc_phase
         self._rows.append(row)
         self.peak_bytes = max(self.peak_bytes, self.allocated_bytes + size)
