@@ -128,6 +128,8 @@ def answers(tmp_path_factory):
         result["reduce scattered"] = real(lambda: dist.reduce_scatter(out, parts), out)
         outs = [torch.zeros(3) for _ in range(8)]
         result["uneven"] = real(lambda: dist.all_gather(outs, torch.tensor([1.0, 2.0, 3.0])), *outs)[7]
+        one = [dist.P2POp(dist.isend, x, 4), "no message"]
+        result["no messages"] = [fails(lambda: dist.batch_isend_irecv(one)), nodes("send")]
         result["first rank"] = [fails(lambda: dist.scatter_object_list([None])),
                                 fails(lambda: dist.broadcast_object_list([None]))]
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
@@ -228,3 +230,9 @@ def test_options_of_nccl_are_kept_and_groups_have_names_of_their_own(answers):
 
 def test_objects_come_from_the_first_rank_unless_another_is_named(answers):
     assert all("rank 0" in refused for refused in answers["first rank"]), answers["first rank"]
+
+
+def test_a_batch_of_anything_but_messages_is_refused_whole(answers):
+    refused, sent = answers["no messages"]
+    assert "P2POp" in refused
+    assert sent == []

@@ -141,6 +141,14 @@ def test_phases_follow_autograd_and_the_optimizer(recorder):
     assert phases == [Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE, Phase.OPTIMIZER, Phase.OPTIMIZER]
 
 
+def test_nothing_is_recorded_after_the_step(recorder):
+    kernel(recorder)
+    recorder.finish([""], {})
+    assert (kernel(recorder), recorder.n_nodes) == (-1, 1)
+    recorder.start()
+    assert kernel(recorder) == 0
+
+
 def test_nothing_is_recorded_while_paused(recorder):
     recorder.paused += 1
     assert kernel(recorder) == -1
