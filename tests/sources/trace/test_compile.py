@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from warm_process import fork, wait
 
+from forerun.core.program.types import Phase
+from forerun.sources.trace.job import Job
+from forerun.sources.trace.launch import Limits, record_script
+
 PROGRAM = Path(__file__).parent / "compiled_regions.py"
 pytestmark = pytest.mark.slow
 
@@ -156,3 +160,26 @@ def test_what_dynamo_cannot_capture_runs_as_it_is_and_is_named(steps):
     assert "not_for_dynamo" in fallback
     assert "Unsupported" in fallback
     assert steps["impossible"]["flops"] == steps["eager"]["flops"]
+
+
+CHECKPOINTED = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+wave = torch.compile(lambda x: checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False).sum(), backend="aot_eager")
+for _ in range(2):
+    wave(model(torch.ones(8, 64, device="cuda"))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_a_graph_run_operator_by_operator_recomputes_is_told(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(CHECKPOINTED, encoding="utf-8")
+    (step,) = record_script(Job("", str(script)), Limits(time_s=120))
+    phases = [(step.ops.name[op], Phase(phase).name) for op, phase in zip(step.op, step.phase, strict=True)]
+    assert [name for name, phase in phases if phase == "RECOMPUTE"] == ["sin"]
+    assert phases[2:4] == [("sin", "FORWARD"), ("cos", "FORWARD")]
