@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -152,3 +153,11 @@ def test_a_progress_bar_is_drawn_every_sixteen_steps_and_at_the_end(monkeypatch)
         one_more()
     task = ("predicting", None)
     assert drawn[2:] == [(task, 1, 3, True), (task, 2, 3, True), "closed"]
+    drawn.clear()
+    clock = iter([0.0, 0.2, 0.4, 0.7, 0.8, 1.1, 1.3])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with progress.progress_bar("simulating") as advance:
+        for done in range(1, 7):
+            advance(done, 9)
+    task = ("simulating", None)
+    assert drawn[2:] == [(task, 3, 9, True), (task, 6, 9, True), "closed"]  # half a second after the one before

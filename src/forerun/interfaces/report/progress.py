@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -13,6 +14,8 @@ from forerun.interfaces.report.working import own_progress
 
 _REFRESH_EVERY = 16
 """predictions between two updates of the progress bar"""
+_REFRESH_AFTER_S = 0.5
+"""the bar also moves where fewer predictions than that took so long"""
 
 
 @contextmanager
@@ -27,11 +30,14 @@ def progress_bar(what: str, refresh_every: int = _REFRESH_EVERY) -> Iterator[Cal
     columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=err, transient=True, auto_refresh=False, disable=not err.is_terminal)
     with own_progress(what), bar:
-        task = bar.add_task(what, total=None)
+        task, shown_at = bar.add_task(what, total=None), time.monotonic()
 
         def advance(done: int, total: int | None) -> None:
-            if done % refresh_every == 0 or done == total:
+            nonlocal shown_at
+            now = time.monotonic()
+            if done % refresh_every == 0 or done == total or now - shown_at > _REFRESH_AFTER_S:
                 bar.update(task, completed=done, total=total, refresh=True)
+                shown_at = now
 
         yield advance
 
