@@ -151,6 +151,16 @@ def test_a_replay_goes_back_to_messages_where_members_meet_in_different_collecti
     assert results[0] == results[1]
 
 
+def test_what_64_bits_cannot_count_has_no_closed_form():
+    tables = CollectiveTables(system("ring"), [4])
+    call = tables.call(CommType.ALL_GATHER, 1 << 50, tables.communicator("", (0, 1, 2, 3)))
+    program = chain_of([[call]] * 4, range(4), tables)
+    for bandwidth, closed in (("50", True), ("1e-6", False)):
+        network = parse_topology(f"ring:4@{bandwidth}/500ns")
+        nodes = with_closed_forms(program, tables, network).nodes
+        assert (nodes.action != COLLECTIVE).all() == closed
+
+
 @pytest.mark.parametrize("aware", [False, True])
 def test_a_ring_through_a_large_torus_needs_no_simulation(aware):
     """A rank ends once a message came all the way round but for its own way on, two links at the end of a row."""

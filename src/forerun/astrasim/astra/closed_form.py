@@ -24,6 +24,8 @@ from forerun.core.network.network_file import Network
 from forerun.core.network.network_file import bytes_per_ns as in_bytes_per_ns
 from forerun.core.program.types import I64
 
+_MOST_NS = 1 << 60
+
 
 @dataclass(frozen=True)
 class Ring:
@@ -76,12 +78,16 @@ def ring_of(tables: CollectiveTables, call: int) -> Ring | None:
 def with_closed_forms(program: LoweredProgram, tables: CollectiveTables, network: Network) -> LoweredProgram:
     """Returns the program with its rings in closed form, for a network without queues.
 
-    A communicator of which some collective has none stays as it is.
+    A communicator of which some collective has none, or takes longer than 64 bits can count, stays as it is.
     """
     nodes = program.nodes
     at = np.flatnonzero(nodes.action == COLLECTIVE)
     rings = {call: ring_of(tables, call) for call in np.unique(nodes.target[at]).tolist()}
-    by_messages = {tables.communicator_of(call) for call, ring in rings.items() if ring is None}
+    by_messages = {
+        tables.communicator_of(call)
+        for call, ring in rings.items()
+        if ring is None or _longest_ns(ring, network) > _MOST_NS
+    }
     known = {
         call: ring
         for call, ring in rings.items()
@@ -152,6 +158,13 @@ def _delays(network: Network, ring: Ring) -> I64:
     """Returns how long a message of each member to the next one is under way without queues."""
     size = np.full(len(ring.members), ring.message_bytes, np.int64)
     return delays_ns(network, ring.members, np.roll(ring.members, -1), size)
+
+
+def _longest_ns(ring: Ring, network: Network) -> float:
+    """Returns more than a collective takes from when its last member begins: every hop as slow as any may be."""
+    hop_ns = network.n_npus * max(dim.latency_ns for dim in network.dims)
+    hop_ns += ring.message_bytes / min(network.bytes_per_ns(d) for d in range(len(network.dims)))
+    return ring.rounds * (ring.packets_ns + ring.n_messages * hop_ns)
 
 
 def _tables_of(rings: dict[int, Ring], tables: CollectiveTables, network: Network) -> ClosedForms:
