@@ -11,6 +11,7 @@ import pytest
 
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.answers.goodput.best_plans import about_slower_plans
 from forerun.answers.goodput.examples import example_names, load_run
 from forerun.answers.goodput.formulas import poisson_efficiency
 from forerun.answers.goodput.outcome import Spent
@@ -386,10 +387,26 @@ def test_the_plans_of_a_search_are_ranked_by_time_to_train(tmp_path, capsys):
     path.write_text(json.dumps({"gpus": 8, "tokens": "1B", "plan": plan}))
     command = ["run", str(path), "--runs", "3", "--plans", "2", "--no-gains", "--json", "--pictures", str(tmp_path)]
     assert run_command(command) == 0
-    found = json.loads(capsys.readouterr().out)["alternatives"]
+    record = json.loads(capsys.readouterr().out)
+    found = record["alternatives"]
     assert len(found) == 3
+    assert record["notes"][-1].startswith(("A plan with a slower step, of up to ", "No plan with a slower step trains"))
     assert [each["wall_s"]["p50"] for each in found] == sorted(each["wall_s"]["p50"] for each in found)
     assert (tmp_path / "goodput.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_slower_plans_are_left_out_where_their_steps_alone_take_too_long():
+    """The best run takes 10.8 % longer than its steps, which have the same tokens as those of slower plans."""
+    of_step = {
+        seconds: run_of({**KNOWN, "step": {"seconds": seconds, "tokens": "4M"}}, "x") for seconds in (10, 11, 12)
+    }
+    best, near, far = (study_run(of_step[seconds], 4, workers=1, gains=False) for seconds in (10, 11, 12))
+    longest_s = 4e6 * best.wall_s.p50 / best.tokens.p50
+    assert 11 < longest_s < 12
+    words = f"A plan with a slower step, of up to {longest_s:.4g} s, may train sooner"
+    assert about_slower_plans([best, near], best, 2).startswith(words)
+    assert about_slower_plans([best, near, far], best, 3).startswith("No plan with a slower step trains sooner")
+    assert about_slower_plans([best], best, 2) == "1 plans fit; there are no others."
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace as Hand
 
 import figures_by_hand as by_hand
+import pytest
 
 from forerun.answers.goodput.outcome import Event, Outcome, Spent
 from forerun.interfaces.report import document_of_whole_run as whole
 from forerun.interfaces.report.page import Figures, Heading, Plot, Table
-from forerun.interfaces.report.style import BLUE, GREY, ORANGE, VERMILLION
+from forerun.interfaces.report.style import BLUE, GREEN, GREY, ORANGE, VERMILLION
 from forerun.interfaces.report.whole_run import run_rows
 
 DAY_S = 86_400.0
@@ -75,11 +76,19 @@ def test_the_spread_of_goodput():
     assert plot.about == "Goodput of all runs: from 81.0% to 89.0%, median 85.3%"
 
 
-def test_where_the_time_goes_is_a_bar_for_each_class():
+def test_where_the_time_goes_is_a_waterfall_from_all_time_to_useful_steps():
+    """7.1 and 3.04 % are lost, and 89.86 % left; the axis begins 0.15 x 10.14 % below that."""
     plot = whole._waterfall(study())
-    assert plot.data[0]["x"] == [7.1, 3.04]
-    assert plot.about.startswith("Badput by class: ")
-    assert plot.about.endswith(": 3.04%")
+    (bars,) = plot.data
+    assert (bars["x"], bars["base"]) == ([7.1, 3.04, 1.521], [92.9, 89.86, 88.339])
+    assert bars["marker"]["color"] == [VERMILLION, VERMILLION, GREEN]
+    assert plot.layout["xaxis"]["range"] == pytest.approx([88.339, 100.0])
+    assert plot.layout["xaxis"]["title"]["text"] == "share of wall time, % (from 88.3 on)"
+    assert plot.about.startswith("What badput leaves: ")
+    assert plot.about.endswith("3.04%; useful steps: 89.9%")
+    most = whole._waterfall(study(badput={Spent.WASTED: 0.95}))
+    assert most.layout["xaxis"]["range"] == [0.0, 100.0]
+    assert most.layout["xaxis"]["title"]["text"] == "share of wall time, %"
     assert [isinstance(one, Plot) for one in whole.whole_run_plots(study())] == [True, True]
     assert len(whole.whole_run_plots(study(badput={}))) == 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal, cast
 
@@ -10,6 +10,7 @@ from forerun.answers.goodput.description import RunEntry
 from forerun.answers.goodput.examples import described
 from forerun.answers.goodput.read import run_of
 from forerun.answers.goodput.request import RunRequest
+from forerun.answers.goodput.study import RunStudy
 from forerun.answers.search.search import search
 from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import check
@@ -51,6 +52,27 @@ def best_plans(
     return tuple(
         run_of(_under(data, plan) | {"name": name}, f"{place}: plan {name}")
         for name, plan in zip(names, plans, strict=True)
+    )
+
+
+def about_slower_plans(plans: Sequence[RunStudy], best: RunStudy, asked: int) -> str:
+    """Returns a sentence that says whether a plan whose step is slower than those of `plans` may train sooner.
+
+    No run goes faster than its steps without any disturbance. So no plan of fewer tokens a second in its steps than
+    `best` makes in the median run can be better.
+
+    Args:
+        plans: runs under the `asked` fastest plans, the fastest first, or under all that fit where those are fewer.
+    """
+    if len(plans) < asked:
+        return "These are all plans that fit."
+    slowest = plans[-1].request.phases[0]
+    least = best.tokens.p50 / best.wall_s.p50
+    if slowest.tokens_per_step / slowest.step_s <= least:
+        return "No plan with a slower step trains sooner: undisturbed it makes fewer tokens than the best one."
+    return (
+        f"A plan with a slower step, of up to {slowest.tokens_per_step / least:.4g} s, may train sooner; --plans with a"
+        " larger number looks at more."
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from forerun.answers.goodput.best_plans import best_plans
+from forerun.answers.goodput.best_plans import about_slower_plans, best_plans
 from forerun.answers.goodput.examples import example_names, load_alternatives, load_run
 from forerun.answers.goodput.request import RunRequest
 from forerun.answers.goodput.study import RunStudy, by_time_to_train, study_run
@@ -74,12 +74,14 @@ def run(
         raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
     request = load_run(source)
     others = load_alternatives(source)
-    if plans is not None:
-        others += best_plans(source, plans, draws.executor, draws.ray_address)
+    searched = () if plans is None else best_plans(source, plans, draws.executor, draws.ray_address)
     with progress_bar("simulating runs") as advance:
         study = draws.study(request, gains, advance)
-    rivals = [draws.study(other) for other in others]
+    rivals = [draws.study(other) for other in (*others, *searched)]
     ranked = by_time_to_train([study, *rivals]) if rivals else []
+    if plans is not None and searched and len(request.phases) == 1:
+        said = about_slower_plans(rivals[len(others) :], ranked[0], plans)
+        study = replace(study, request=replace(study.request, notes=(*study.request.notes, said)))
     if csv is not None:
         write_rows(csv, run_rows(study.outcomes))
     first = walk(study.request, draws.seed, record=True)

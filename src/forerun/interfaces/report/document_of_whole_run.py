@@ -12,7 +12,7 @@ from forerun.interfaces.report.figures import percent
 from forerun.interfaces.report.page import Document, Figures, Heading, Listing, Part, Plot, Table
 from forerun.interfaces.report.page_sections import reproduce_section
 from forerun.interfaces.report.pictures import picture
-from forerun.interfaces.report.plots import axis, labelled_bars, layout, rounded
+from forerun.interfaces.report.plots import axis, layout, rounded
 from forerun.interfaces.report.style import BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION
 from forerun.interfaces.report.whole_run import (
     BADPUT_COLUMNS,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _COLOURS = {"failure": VERMILLION, "maintenance": PURPLE, "slow": ORANGE, "resize": GREEN}
 _BINS = 30
 _LANE_PX, _AXIS_PX = 34, 140
+_BELOW = 0.15
+"""how far the axis of lost time goes below the useful steps, as a share of what is lost"""
 
 
 def whole_run_document(study: RunStudy, first: Outcome, command: str = "", ranked: Sequence[RunStudy] = ()) -> Document:
@@ -116,13 +118,30 @@ def _goodputs(study: RunStudy) -> Plot:
 
 
 def _waterfall(study: RunStudy) -> Plot:
-    """Shows how much of the time each class of badput takes from 100 %."""
-    bars = [
+    """Shows what each class of badput takes from 100 % of the time, down to the useful steps that are left."""
+    losses = [
         (name, share, 100.0 * value)
         for (name, share, _), value in zip(badput_rows(study), study.badput.values(), strict=True)
     ]
-    said = "; ".join(f"{name}: {share}" for name, share, _ in bars)
-    return labelled_bars(bars, "share of wall time, %", f"Badput by class: {said}")
+    below = 100.0 - np.cumsum([value for *_, value in losses])
+    left = float(below[-1])
+    first = max(0.0, left - _BELOW * (100.0 - left))
+    rows = [*losses, ("useful steps", percent(left / 100.0), left - first)]
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": [f"{name}<br>{share}" for name, share, _ in rows],
+        "x": rounded([value for *_, value in rows]),
+        "base": rounded([*below.tolist(), first]),
+        "marker": {"color": [VERMILLION] * len(losses) + [GREEN]},
+        "hovertemplate": "%{y}<extra></extra>",
+    }
+    said = "; ".join(f"{name}: {share}" for name, share, _ in rows)
+    title = f"share of wall time, % (from {first:.3g} on)" if first else "share of wall time, %"
+    x = axis(title, range=[first, 100.0], fixedrange=True)
+    y = axis("", autorange="reversed", fixedrange=True)
+    height_px = _AXIS_PX + _LANE_PX * len(rows)
+    return Plot([bars], layout(x, y, showlegend=False, bargap=0.3), f"What badput leaves: {said}", height_px)
 
 
 def _time_line(first: Outcome) -> Plot:
