@@ -406,7 +406,7 @@ def test_slower_plans_are_left_out_where_their_steps_alone_take_too_long():
     words = f"A plan with a slower step, of up to {longest_s:.4g} s, may train sooner"
     assert about_slower_plans([best, near], best, 2).startswith(words)
     assert about_slower_plans([best, near, far], best, 3).startswith("No plan with a slower step trains sooner")
-    assert about_slower_plans([best], best, 2) == "1 plans fit; there are no others."
+    assert about_slower_plans([best], best, 2) == "These are all plans that fit."
 
 
 @pytest.mark.parametrize(
