@@ -333,6 +333,23 @@ def test_easy_keeps_the_first_reservation_of_the_job_at_the_head(jobs):
     assert all(starts[name] <= at_s for name, at_s in reserved.items())
 
 
+@settings(max_examples=60, deadline=None)
+@given(jobs=job_lists)
+def test_no_job_starts_later_than_the_reservation_of_its_arrival(jobs):
+    reserved: dict[str, float] = {}
+    plain = policies.ConservativeBackfill._reserve
+
+    def noted(rule, job, now_s):
+        at_s = reserved[job.job.name] = plain(rule, job, now_s)
+        assert now_s == job.job.submit_s, "a reservation is made once, on arrival"
+        return at_s
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policies.ConservativeBackfill, "_reserve", noted)
+        starts = {one.job.name: one.start_s for one in schedule(jobs, SHAPE, "conservative")}
+    assert starts == reserved
+
+
 @pytest.mark.parametrize("placement", ["packed", "spread"])
 @settings(max_examples=40, deadline=None)
 @given(jobs=job_lists)
