@@ -291,7 +291,7 @@ def test_jobs_that_find_no_node_wait_for_the_repair():
     ("changes", "words"),
     [
         ({"placement": "near"}, "x: unknown placement 'near'"),
-        ({"placement": "packed"}, "x: gpu_kinds: 2 v100 are no whole number of nodes; say gpus_per_node, which is 8"),
+        ({"placement": "packed"}, "x: gpu_kinds: 2 v100 do not fill whole nodes; say gpus_per_node, which is 8"),
         ({"failures": {"per_1000_node_days": 5}}, "x: failures: which nodes jobs are on has to be known"),
     ],
 )

@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_traces import KINDS, collective, comp, programs, trace
 
-from forerun.astrasim.astra.closed_form import with_closed_forms
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.fabric import fabric_of
+from forerun.astrasim.astra.queueless_rings import with_closed_forms
 from forerun.astrasim.astra.replay import Machine, replay
 from forerun.astrasim.astra.run import UnequalCalls, run_program
 from forerun.astrasim.astra.single import chain_of, collective_times

@@ -55,7 +55,7 @@ def test_what_is_not_there_is_named(folder, capsys):
     assert error.count("\n") == 1
     assert "has none of the files" in error
     assert main([str(folder / "nowhere")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "not a folder" in capsys.readouterr().err
 
 
 def test_without_a_pair_there_is_no_mean(folder):

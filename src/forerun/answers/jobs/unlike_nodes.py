@@ -34,8 +34,7 @@ class NodesOfKinds:
         for number, kind in zip(workers, kinds, strict=True):
             if number % self.per_node:
                 raise ForerunError(
-                    f"gpu_kinds: {number:,} {kind} are no whole number of nodes; say gpus_per_node, which is"
-                    f" {self.per_node}"
+                    f"gpu_kinds: {number:,} {kind} do not fill whole nodes; say gpus_per_node, which is {self.per_node}"
                 )
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forerun.astrasim.astra.closed_form import packet_reduction_ns
 from forerun.astrasim.astra.collectives import CollectiveTables
+from forerun.astrasim.astra.queueless_rings import packet_reduction_ns
 from forerun.astrasim.messages import state as codes
 from forerun.core.network.network_file import Network, bytes_per_ns
 from forerun.core.program.types import I32, I64

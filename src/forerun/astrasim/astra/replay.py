@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from forerun.astrasim.astra.closed_form import with_closed_forms
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.fabric import fabric_of
 from forerun.astrasim.astra.fold_blocks import fold_blocks
@@ -21,6 +20,7 @@ from forerun.astrasim.astra.lower import (
     lower_program,
     lower_trace,
 )
+from forerun.astrasim.astra.queueless_rings import with_closed_forms
 from forerun.astrasim.astra.remote_memory import NO_EXPANSION, RemoteMemory
 from forerun.astrasim.astra.run import Deadlock, SlotRun, UnequalCalls, run_program
 from forerun.astrasim.astra.statistics import RankStatistics, rank_statistics

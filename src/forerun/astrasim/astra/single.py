@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from forerun.astrasim.astra.closed_form import ends_with_queues, ends_without_queues, ring_of
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.custom import Algorithm
 from forerun.astrasim.astra.fabric import fabric_of
 from forerun.astrasim.astra.limits import MOST_RANKS, check_hops, check_times, check_work
 from forerun.astrasim.astra.lockstep import lockstep
 from forerun.astrasim.astra.lower import UNKNOWN_NS, LoweredProgram, empty_matches
+from forerun.astrasim.astra.queueless_rings import ends_with_queues, ends_without_queues, ring_of
 from forerun.astrasim.astra.reference import REFERENCE
 from forerun.astrasim.astra.run import SlotRun, UnequalRanks, run_program
 from forerun.astrasim.astra.symmetry import is_symmetric, repeating_block

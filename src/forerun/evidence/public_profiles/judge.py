@@ -106,7 +106,7 @@ def judge(listed: PublicProfiles, folder: Path) -> Judged:
     Raises ForerunError if it has none of them.
     """
     if not folder.is_dir():
-        raise ForerunError(f"{folder}: is no folder; it is to hold a checkout of each repository, named owner+name")
+        raise ForerunError(f"{folder}: not a folder; make one with a checkout of each repository, named owner+name")
     missing = {name: [f for f in one.files if not (folder / f).is_file()] for name, one in listed.profiles.items()}
     left_out = {listed.profiles[name].what: f"{files[0]} is not there" for name, files in missing.items() if files}
     if all(missing.values()):
