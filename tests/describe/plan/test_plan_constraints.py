@@ -37,6 +37,16 @@ IMPOSSIBLE = [
         {"pp": 4, "pp_schedule": "DualPipeV", "virtual_stages": 2, "n_microbatches": 4},
         "DualPipeV needs at least 2 x pp 4 micro batches",
     ),
+    *(
+        ({"pp": pp, "pp_schedule": "DualPipe", "virtual_stages": 2, "n_microbatches": n}, f"schedule DualPipe {reason}")
+        for pp, n, reason in (
+            (3, 8, "needs an even pp and even micro batches, got 3 and 8"),
+            (4, 9, "needs an even pp and even micro batches, got 4 and 9"),
+            (4, 6, "needs at least 2 x pp 4 micro batches, got 6"),
+        )
+    ),
+    ({"expert_routing": "loads:1"}, "expert_routing has 1 loads, but llama-3.1-8b has 0 experts"),
+    ({"expert_routing": "loads:1:2"}, "expert_routing has 2 loads, but llama-3.1-8b has 0 experts"),
     ({"pp": 4, "virtual_stages": 2, "n_microbatches": 4}, "1F1B has one stage a rank"),
     ({"virtual_stages": 2}, "needs pp above 1"),
     ({"ep": 2, "dp_shard": 2}, "is dense"),
@@ -71,6 +81,8 @@ POSSIBLE = [
     {"tp": 8, "seq_len": 8196, "sequence_parallel": False},
     {"pp": 32, "n_microbatches": 1},
     {"pp": 3, "n_microbatches": 5},
+    {"pp": 4, "pp_schedule": "DualPipe", "virtual_stages": 2, "n_microbatches": 8},
+    {"pp": 2, "pp_schedule": "DualPipe", "virtual_stages": 2, "n_microbatches": 6},
     {"pp": 4, "layers_per_stage": (0, 16, 16, 0)},
     {"pp": 17, "balance_ends": True, "pp_schedule": "ZBV", "virtual_stages": 2, "n_microbatches": 4},
     {"pp": 4, "pp_schedule": "Interleaved1F1B", "virtual_stages": 8, "n_microbatches": 8},
