@@ -8,6 +8,7 @@ from warm_process import fork, wait
 
 import forerun
 from forerun.common.errors import ForerunError
+from forerun.core.program.types import Category
 from forerun.sources.trace.job import Failure, Job
 from forerun.sources.trace.launch import Limits, record_script
 
@@ -89,6 +90,17 @@ def test_what_follows_the_recorded_step_does_not_run(tmp_path):
 def test_a_step_counts_its_samples_and_knows_no_tokens(tmp_path):
     meta = recorded(tmp_path, "step(); step()").meta
     assert (meta["samples"], meta["tokens"], meta["name"]) == (2, None, "train.py")
+
+
+def test_memory_of_a_step_is_told_apart_by_its_purpose(tmp_path):
+    adam = "optimizer = torch.optim.Adam(model.parameters())\n"
+    recording = recorded(tmp_path, adam + "step(); step()")
+    held = {}
+    for category, size in zip(recording.tensor_category.tolist(), recording.tensor_bytes.tolist(), strict=True):
+        held[category] = held.get(category, 0) + size
+    both = 2 * 512  # weight and bias, each in a block of the allocator
+    assert held[Category.PARAMETER] == held[Category.GRADIENT] == both
+    assert held[Category.OPTIMIZER] == 2 * both
 
 
 def test_an_evaluation_in_the_step_is_noted(tmp_path):
