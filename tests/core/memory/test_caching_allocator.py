@@ -437,3 +437,12 @@ def test_pytorch_answers_the_same_where_another_stream_uses_tensors(
     seed: int, conf: str, device_gib: float | None, expected: tuple[int, ...]
 ) -> None:
     assert answer(recorded_beside(seed), conf, device_gib) == expected
+
+
+def test_blocks_that_are_split_are_as_many_as_need_be() -> None:
+    """A thousand free blocks are cut in four each."""
+    wide, narrow = [40 * MIB] * 1000, [10 * MIB] * 4000
+    steps = [(kind, i) for kind in (ALLOC, FREE) for i in range(1000)]
+    result = replay(events(wide + narrow, [*steps, *((ALLOC, i) for i in range(1000, 5000))]), AllocatorSettings())
+    assert result.allocated_bytes == result.reserved_bytes == 1000 * 40 * MIB
+    assert result.mallocs == 1000

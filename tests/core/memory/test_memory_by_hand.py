@@ -148,4 +148,6 @@ def test_memory_over_time_changes_as_the_device_gets_there() -> None:
     assert (found.peak, found.rank_class) == (5, "class 0")
     few = memory_over_time(small(), flat, timeline, 0, points=4)
     assert few.total.tolist() == [108, 125, 118, 136, 129, 130]
+    least = memory_over_time(small(), flat, timeline, 0, points=2)
+    assert least.total.tolist() == [108, 118, 136, 130], "the first, the lowest and highest after it, and the last"
     assert isinstance(few, MemoryOverTime)
