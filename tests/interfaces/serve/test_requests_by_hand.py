@@ -67,7 +67,7 @@ def test_names_tell_the_kinds_of_files(files: dict[str, str], shown: str, tmp_pa
     monkeypatch.setattr(dropped, "_described", lambda path: "described")
     monkeypatch.setattr(dropped, "_program", lambda path, cluster: f"program {cluster}")
     monkeypatch.setattr(dropped, "of_trace", lambda path, shape: shape)
-    monkeypatch.setattr(dropped, "compare", lambda request: None)
+    monkeypatch.setattr(dropped, "compare", lambda request, workers: None)
     monkeypatch.setattr(
         dropped, "schedules_document", lambda request, outcomes, command: f"jobs of {request.nodes} nodes"
     )
@@ -92,7 +92,7 @@ def test_files_of_no_kind_are_refused(tmp_path: Path) -> None:
 )
 def test_keys_tell_what_a_yaml_file_describes(text: str, shown: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(dropped, "read_cluster", lambda path: "request")
-    monkeypatch.setattr(dropped, "compare", lambda request: None)
+    monkeypatch.setattr(dropped, "compare", lambda request, workers: None)
     monkeypatch.setattr(dropped, "schedules_document", lambda *_: "jobs")
     monkeypatch.setattr(dropped, "_whole_run", lambda path, command: "run")
     monkeypatch.setattr(dropped, "_experiment", lambda path, command: "experiment")

@@ -24,14 +24,14 @@ class LaunchOptions:
     launch: Annotated[
         str | None, typer.Option(metavar="TOOL", help=f"Write the plan as files of this tool: {', '.join(TOOLS)}.")
     ] = None
+    launch_out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="The folder that --launch writes its files to.")
+    ] = None
     scheduler: Annotated[
         str | None,
         typer.Option(
             metavar="NAME", help=f"Also write the job file that starts it on a cluster: {', '.join(SCHEDULERS)}."
         ),
-    ] = None
-    launch_out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The folder that --launch writes its files to.")
     ] = None
 
     def check(self) -> None:
