@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -23,10 +24,10 @@ SRUN = '#!/bin/bash\nfor node in 0 1 2; do SLURM_NODEID=$node "$@"; done\n'
 TORCHRUN = '#!/bin/bash\necho "$@" | tr "\\n" " "; echo\n'
 
 
-def written(tmp_path, scheduler, cluster=CLUSTER, **programs):
+def written(tmp_path, scheduler, **programs):
     """Writes launch files with a job file into a folder with a space in its name, and programs on its path."""
     folder = tmp_path / "a run"
-    files = launch_files(PLAN, LLAMA, cluster, "torchtitan", scheduler)
+    files = launch_files(PLAN, LLAMA, CLUSTER, "torchtitan", scheduler)
     write_launch(folder, files)
     (folder / "bin").mkdir()
     for name, text in {"torchrun": TORCHRUN, **programs}.items():
@@ -72,10 +73,18 @@ def test_skypilot_runs_a_node_with_the_variables_that_it_sets(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("preset", "name"), [("a100-40gb-sxm", "A100"), ("a100-80gb-sxm", "A100-80GB"), ("rtx-4090", "RTX4090")]
+    ("preset", "tool", "name"),
+    [
+        ("a100-40gb-sxm", "torchtitan", "A100"),
+        ("a100-80gb-sxm", "torchtitan", "A100-80GB"),
+        ("rtx-4090", "torchtitan", "RTX4090"),
+        ("v100-dgx1", "deepspeed", "V100-32GB"),
+        ("v100-dgx1-16gb", "deepspeed", "V100"),
+    ],
 )
-def test_skypilot_has_its_own_names_of_accelerators(preset, name, tmp_path):
-    _, files = written(tmp_path, "skypilot", load_cluster(preset))
+def test_skypilot_has_its_own_names_of_accelerators(preset, tool, name):
+    plan = PLAN if tool == "torchtitan" else replace(PLAN, precision="fp16", stack="deepspeed")
+    files = launch_files(plan, LLAMA, load_cluster(preset), tool, "skypilot")
     assert yaml.safe_load(files["skypilot.yaml"])["resources"]["accelerators"].split(":")[0] == name
 
 

@@ -51,7 +51,7 @@ class ClusterRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """What becomes of the jobs of one group under a policy."""
+    """Holds what becomes of the jobs of one group under a policy."""
 
     jobs: int
     mean_jct_s: float

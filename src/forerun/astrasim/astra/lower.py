@@ -226,12 +226,15 @@ def _calls(
     dims = np.array([row if row in involved else -1 for row in rows.tolist()]) if involved else np.full(len(rows), -1)
     customs, custom = _custom_of(lowered, rows, dims, tables.system.custom_of_nodes, rank)
     plain = not involved and len(customs) == 1
-    if not plain or id(lowered.row) not in alike:
+    found = alike.get(id(lowered.row)) if plain else None
+    if found is None:
         columns: list[npt.NDArray[Any]] = [trace.comm_type[rows], trace.comm_size[rows], trace.group[rows]]
         table = np.stack([*columns, trace.priority[rows], dims, custom], axis=1).astype(np.int64)
-        found, example, inverse = np.unique(table, axis=0, return_index=True, return_inverse=True)
-        alike[id(lowered.row)] = found, example, inverse.reshape(-1)
-    distinct, example, inverse = alike[id(lowered.row)]
+        unique, first, of_row = np.unique(table, axis=0, return_index=True, return_inverse=True)
+        found = unique, first, of_row.reshape(-1)
+        if plain:  # Custom algorithms go by the numbers of nodes, which differ between ranks of equal columns.
+            alike[id(lowered.row)] = found
+    distinct, example, inverse = found
     calls, places = np.empty(len(distinct), np.int32), np.empty(len(distinct), np.int32)
     for k, (kind, size, group, priority, dims_row, prefix) in enumerate(distinct.tolist()):
         name = groups[group] if group >= 0 and dims_row < 0 else _WORLD

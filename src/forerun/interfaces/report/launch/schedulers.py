@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from forerun.interfaces.report.launch.translation import Translation
 
 
+_LARGER = {"A100": "80GB", "V100": "32GB"}
+"""devices of two sizes of memory of which SkyPilot names the larger one with its size (`sky show-gpus`)"""
+
+
 @dataclass(frozen=True)
 class _Job:
     title: str
@@ -22,11 +26,12 @@ class _Job:
 
     @property
     def accelerator(self) -> str:
-        """Returns the device as SkyPilot calls it: H100, A100 with 40 GB, A100-80GB, RTX4090."""
+        """Returns the device as SkyPilot calls it: H100, A100 (of 40 GB), A100-80GB, RTX4090."""
         family, *rest = self.device.upper().split("-")
         if family == "RTX":
             return family + "".join(rest)
-        return f"{family}-80GB" if family == "A100" and "80GB" in rest else family
+        larger = _LARGER.get(family)
+        return f"{family}-{larger}" if larger in rest else family
 
 
 def _slurm(job: _Job) -> str:
