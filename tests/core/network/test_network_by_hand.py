@@ -29,8 +29,9 @@ from forerun.core.network.patterns_messages import (
     _Timed,
 )
 from forerun.core.program.groups import CommGroup
-from forerun.core.program.types import Collective
+from forerun.core.program.types import F64, Collective
 from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.cluster.types import Cluster
 
 H100 = load_cluster("h100-sxm")
 NEAR, FAR = H100.links
@@ -49,6 +50,11 @@ def group(size: int, per_node: int) -> CommGroup:
 
 
 # -- how long a byte keeps the links of a rank busy --------------------------------------------------------------------
+
+
+def busy_s(kind: Collective, sizes: F64, over: CommGroup, cluster: Cluster = H100) -> F64:
+    """Returns the seconds that collectives of `sizes` (n,) over one group keep links of a rank busy, (n, levels)."""
+    return link_busy_s([kind] * len(sizes), sizes, [over] * len(sizes), cluster, MEASURED)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +81,13 @@ def test_bytes_that_pass_the_links_of_a_rank(
     kind: Collective, size: int, per_node: int, near: float, far: float
 ) -> None:
     sizes = np.array([1e3, 1e9])
-    found = link_busy_s(kind, sizes, group(size, per_node), H100, MEASURED)
+    found = busy_s(kind, sizes, group(size, per_node))
     np.testing.assert_allclose(found, sizes[:, None] * [near * NEAR_S, far * FAR_S])
 
 
 def test_a_small_all_reduce_between_nodes_takes_a_tree_and_a_large_one_a_ring() -> None:
     """A tree sends all bytes up and down, a ring twice what a rank does not own; over 16 nodes of 4."""
-    small, large = link_busy_s(REDUCE, np.array([1e4, 1e10]), group(64, 4), H100, MEASURED)
+    small, large = busy_s(REDUCE, np.array([1e4, 1e10]), group(64, 4))
     around = 2 * 63 / 64
     np.testing.assert_allclose(small / 1e4, [around * 3 / 4 * NEAR_S, 2 / 4 * FAR_S])
     np.testing.assert_allclose(large / 1e10, [around * 3 / 4 * NEAR_S, around / 4 * FAR_S])
@@ -90,10 +96,10 @@ def test_a_small_all_reduce_between_nodes_takes_a_tree_and_a_large_one_a_ring() 
 def test_switches_that_add_take_the_bytes_once() -> None:
     """In a node, in trees over two nodes (each sends all bytes) and over four (up and down)."""
     sizes = np.array([1e10])
-    np.testing.assert_allclose(link_busy_s(REDUCE, sizes, group(8, 8), H100, MEASURED)[0] / 1e10, [NEAR_S, 0])
-    np.testing.assert_allclose(link_busy_s(REDUCE, sizes, group(16, 8), H100, MEASURED)[0] / 1e10, [NEAR_S, FAR_S / 8])
+    np.testing.assert_allclose(busy_s(REDUCE, sizes, group(8, 8))[0] / 1e10, [NEAR_S, 0])
+    np.testing.assert_allclose(busy_s(REDUCE, sizes, group(16, 8))[0] / 1e10, [NEAR_S, FAR_S / 8])
     adding = replace(H100, links=(NEAR, replace(FAR, reduces=True)))
-    found = link_busy_s(REDUCE, sizes, group(64, 8), adding, MEASURED)[0] / 1e10
+    found = busy_s(REDUCE, sizes, group(64, 8), adding)[0] / 1e10
     np.testing.assert_allclose(found, [NEAR_S, FAR_S / 8])
 
 
@@ -101,7 +107,7 @@ def test_what_goes_far_passes_every_level_on_its_way() -> None:
     """Groups over 2 of 4 nodes of a rack do not leave it; groups over 8 nodes pass the rack's link and the next one."""
     spine = replace(FAR, name="spine", size=0, bytes_per_s=FAR.bytes_per_s / 2)
     deep = replace(H100, links=(NEAR, replace(FAR, size=4), spine))
-    inside, across = (link_busy_s(SEND, np.ones(1), group(nodes * 8, 8), deep, None)[0] for nodes in (2, 8))
+    inside, across = (link_busy_s([SEND], np.ones(1), [group(nodes * 8, 8)], deep, None)[0] for nodes in (2, 8))
     np.testing.assert_allclose(inside, [0, FAR_S, 0])
     np.testing.assert_allclose(across, [0, FAR_S, 2 * FAR_S])
 

@@ -33,7 +33,7 @@ from forerun.core.network.host_path import host_path_warnings
 from forerun.core.network.network_file import Network
 from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.causes import Cause
-from forerun.core.program.counts import op_counts
+from forerun.core.program.counts import counts_by_phase
 from forerun.core.program.model_flops import counted_flops
 from forerun.core.program.origin import PROFILE, Origin
 from forerun.core.program.types import F64, I64, FlatProgram, Phase, Program
@@ -164,7 +164,8 @@ def simulate_costed(
     rank class unless all are the cluster's. With `replays` the allocator is replayed; else reserved memory is an
     estimate.
     """
-    counts = op_counts(program)
+    by_phase = counts_by_phase(program)
+    counts = by_phase.sum(axis=1)
     _refuse_endless(counts, costs)
     missing = _missing(counts, costs) if is_measured else None
     reduced = fold(program, costs) if folded else unfolded(program, costs)
@@ -184,7 +185,20 @@ def simulate_costed(
     memory = memory_need(program, cluster, subject.stack, devices, settings, graphs)
     peak = _mean_peak(subject.precision, program, cluster, devices)
     dtype = _peak_dtype(subject.precision, cluster.device)
-    ran = _Ran(program, counts, reduced, flat, timeline, memory, covered, peak, dtype, missing, devices)
+    ran = _Ran(
+        program,
+        counts,
+        by_phase[:, Phase.RECOMPUTE],
+        reduced,
+        flat,
+        timeline,
+        memory,
+        covered,
+        peak,
+        dtype,
+        missing,
+        devices,
+    )
     prediction = _read(subject, cluster, network, ran)
     return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, ran.slowest)
 
@@ -206,6 +220,8 @@ class _Ran:
     """the Program before folding"""
     counts: I64
     """how often each rank class runs each op, (n_classes, n_ops)"""
+    again: I64
+    """how often each rank class recomputes each op, (n_classes, n_ops)"""
     reduced: Folded
     flat: FlatProgram
     timeline: Timeline
@@ -258,7 +274,7 @@ def _read(subject: Subject, cluster: Cluster, network: Network | None, ran: _Ran
     staged = host_path_warnings(memory.groups, cluster, subject.n_gpus) if priced_here else ()
     causes = {cause.name.lower(): float(row[cause]) for cause in Cause}
     tokens = None if subject.tokens_per_step is None else subject.tokens_per_step / subject.n_gpus
-    again = counted_flops(program, (Phase.RECOMPUTE,))
+    again = counted_flops(program, ran.again)
     bubble = float((ran.seconds[:, Cause.BUBBLE] * _weights(program)).mean())
     waits = doubts_of_step(subject.plan, bubble, step_s)
     made = Prediction(

@@ -134,7 +134,12 @@ def is_measured(stack: Stack, cluster: Cluster, work: Work) -> bool:
 
 def is_known_family(stack: Stack) -> bool:
     """Returns whether published steps of the stack's family say how far predictions are off."""
-    return any(stack.family == family for family, *_ in residuals().measured)
+    return stack.family in _known_families()
+
+
+@cache
+def _known_families() -> frozenset[str]:
+    return frozenset(family for family, *_ in residuals().measured)
 
 
 def scale_of(n_gpus: int) -> str:

@@ -70,11 +70,11 @@ def _on_levels(
         time = exchange_of(ops, int(rows[at]), groups, cluster)
         busy[at, 0] = ops.bytes_comm[rows[at]] * time.near_busy
         busy[at, 1:] = ops.bytes_comm[rows[at]] * time.far_busy
-    key = np.where(own, -1, ops.collective[rows].astype(np.int64) * len(groups) + ops.group[rows])
-    for number in np.unique(key[~own]).tolist():
-        same = np.flatnonzero(key == number)
-        kind, group = Collective(number // len(groups)), groups[number % len(groups)]
-        busy[same] = link_busy_s(kind, ops.bytes_comm[rows[same]], group, cluster, measured)
+    by_nccl = rows[~own]
+    if len(by_nccl):
+        of_rows = [groups[number] for number in ops.group[by_nccl].tolist()]
+        kinds = ops.collective[by_nccl].tolist()
+        busy[~own] = link_busy_s(kinds, ops.bytes_comm[by_nccl], of_rows, cluster, measured)
     if host_path_ps is not None:
         busy[:, 0] = np.maximum(busy[:, 0], host_path_ps[rows] / PS_PER_S)
     return np.concatenate([busy, busy], axis=1), np.repeat([False, True], busy.shape[1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,7 +46,8 @@ def refuse_faster(
     least_s = least_compute_s(ops, cluster.device)
     if on_links:
         rows = np.flatnonzero(ops.is_communication & ~unbound)
-        least_s[rows] = [_least_on_links_s(ops, row, groups[ops.group[row]], cluster) for row in rows.tolist()]
+        rates = _fastest_links(cluster)
+        least_s[rows] = [_least_on_links_s(ops, row, groups[ops.group[row]], rates) for row in rows.tolist()]
         least_s[rows] /= max(1.0, network_rate)
     time_s = duration_ps / PS_PER_S
     faster = np.flatnonzero((time_s * _ROUNDING + _NEGLIGIBLE_S < least_s) & ~unbound)
@@ -81,22 +83,35 @@ def _peak(device: Device, dtype: str) -> float:
     return device.peak_flops[two_byte_unit(device)]
 
 
-def _least_on_links_s(ops: OpTable, row: int, group: CommGroup, cluster: Cluster) -> float:
+class _FastestLinks(NamedTuple):
+    """Bytes per second of the fastest links of a cluster."""
+
+    near: float
+    """of a rank, on any level"""
+    far: float
+    """of all ranks of a node together, out of the node; 0 where there are no other nodes"""
+
+
+@lru_cache(maxsize=256)
+def _fastest_links(cluster: Cluster) -> _FastestLinks:
+    rates = [link.bytes_per_s for link in cluster.links]
+    return _FastestLinks(max(rates), max(rates[1:], default=0.0) * cluster.node_size)
+
+
+def _least_on_links_s(ops: OpTable, row: int, group: CommGroup, rates: _FastestLinks) -> float:
     """Returns the seconds that a rank's share of a collective takes on the busiest link that it must pass.
 
     Switches may add on the way, so no rank needs to send or receive more than the buffer without its own share. Between
     nodes all NICs of a node may carry what enters it. A dispatcher's own kernel sends a token once to each node; its
     least is not known here.
     """
-    kind, size = Collective(int(ops.collective[row])), float(ops.bytes_comm[row])
     if group.size == 1 or ops.kernel[row]:
         return 0.0
-    near = max(link.bytes_per_s for link in cluster.links)
+    kind, size = int(ops.collective[row]), float(ops.bytes_comm[row])
     share = 1.0 if kind in _WHOLE else (group.size - 1) / group.size
-    least = size * share / near
-    if group.nodes > 1 and kind != Collective.SEND_RECV and len(cluster.links) > 1:
-        far = max(link.bytes_per_s for link in cluster.links[1:]) * cluster.node_size
+    least = size * share / rates.near
+    if group.nodes > 1 and kind != Collective.SEND_RECV and rates.far:
         across = 1.0 if kind in _WHOLE else (group.nodes - 1) / group.nodes
         exchanged = group.ranks_per_node if kind == Collective.ALL_TO_ALL else 1
-        least = max(least, size * across * exchanged / far)
+        least = max(least, size * across * exchanged / rates.far)
     return least

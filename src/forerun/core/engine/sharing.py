@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ _RECEIVING = np.array([stream.name.startswith("PP_RECV") for stream in Stream])
 _SENDING = np.array([stream.name.startswith("PP_SEND") for stream in Stream])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LinkDemand:
     """The share of each link that each op keeps busy."""
 
@@ -33,7 +34,7 @@ class LinkDemand:
     carries: Mask
     """(n_streams, n_links) whether nodes of a stream use a link at all"""
 
-    @property
+    @cached_property
     def asks(self) -> Mask:
         """Returns whether each op uses a link at all, (n_ops,)."""
         out: Mask = np.logical_or.reduce(self.share > 0, axis=1)

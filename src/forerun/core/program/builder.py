@@ -28,9 +28,10 @@ from forerun.core.program.types import Block, Category, Collective, OpRow, OpTab
 _GEMM = int(OpKind.GEMM)
 _ATTENTION = int(OpKind.ATTENTION)
 _MEMORY = int(OpKind.MEMORY)
+_COLLECTIVE = int(OpKind.COLLECTIVE)
 _SEND_RECV = int(Collective.SEND_RECV)
 _ALL_DETAILS = (0,) * N_DETAILS
-_BY_NCCL = TokenExchange(0, 0, 0, 0, 0)
+_BY_NCCL = TokenExchange(0, 0, 0, 0, 0).values()
 
 
 class OpTableBuilder:
@@ -163,26 +164,16 @@ class OpTableBuilder:
         dtype: str = "bf16",
         launches: int = 1,
         dispatcher: str = "",
-        routing: TokenExchange[int] = _BY_NCCL,
+        routing: TokenExchange[int] | None = None,
     ) -> int:
         """Adds collective `kind` over Program.groups[group]; `bytes_comm` is the full buffer, as in nccl-tests.
 
         A `dispatcher` with kernels of its own sends tokens by `routing`; the full buffer then has a copy of each token
         for each of its experts.
         """
-        return self.add(
-            OpRow(
-                name,
-                OpKind.COLLECTIVE,
-                dtype,
-                dispatcher,
-                routing.values(),
-                collective=int(kind),
-                group=group,
-                bytes_comm=float(bytes_comm),
-                launches=launches,
-            )
-        )
+        details = _BY_NCCL if routing is None else routing.values()
+        amounts = 0.0, 0.0, 0.0, int(kind), group, float(bytes_comm), launches
+        return self.add((name, _COLLECTIVE, dtype, dispatcher, details, *amounts))
 
     def p2p(
         self,
@@ -249,10 +240,11 @@ class OpTableBuilder:
 
 
 _Integer = TypeVar("_Integer", bound=np.signedinteger)
+_INT64, _INT32, _INT16, _INT8 = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.int16), np.dtype(np.int8)
 
 
-def _column(code: str, dtype: type[_Integer], values: list[int]) -> npt.NDArray[_Integer]:
-    """Returns `values` as a column of `dtype`. Arrays of Python, which name it `code`, convert short lists faster."""
+def _joined(code: str, dtype: np.dtype[_Integer], values: list[int]) -> npt.NDArray[_Integer]:
+    """Returns `values` as an array of `dtype`. Arrays of Python, which name it `code`, convert short lists faster."""
     return np.frombuffer(array(code, values), dtype) if values else np.zeros(0, dtype)
 
 
@@ -313,21 +305,31 @@ class BlockBuilder:
         return self.tensor(size_bytes, category, node, node)
 
     def build(self, name: str) -> Block:
-        """Returns the block of the nodes so far; more nodes can be added for a longer block."""
-        nodes, tensors = self._rows, self._tensors
+        """Returns the block of the nodes so far; more nodes can be added for a longer block.
+
+        Columns of one dtype are converted together and then cut, which takes two thirds of the time of one by one.
+        """
+        nodes, tensors, pred_ptr, pred = self._rows, self._tensors, self._pred_ptr, self._pred
+        n, edges = len(self), len(pred)
+        wide = _joined("i", _INT32, nodes[0::7] + nodes[3::7] + pred_ptr + pred + tensors[2::4] + tensors[3::4])
+        narrow = _joined("b", _INT8, nodes[1::7] + nodes[2::7] + nodes[6::7] + tensors[1::4])
+        slots = _joined("h", _INT16, nodes[4::7] + nodes[5::7])
+        pointers, after = 2 * n, 3 * n + 1
+        allocs = after + edges
+        frees = allocs + len(tensors) // 4
         return Block(
-            name=name,
-            op=_column("i", np.int32, nodes[0::7]),
-            stream=_column("b", np.int8, nodes[1::7]),
-            phase=_column("b", np.int8, nodes[2::7]),
-            module=_column("i", np.int32, nodes[3::7]),
-            pred_ptr=_column("i", np.int32, self._pred_ptr),
-            pred=_column("i", np.int32, self._pred),
-            record=_column("h", np.int16, nodes[4::7]),
-            channel=_column("h", np.int16, nodes[5::7]),
-            sync=_column("b", np.int8, nodes[6::7]),
-            tensor_bytes=_column("q", np.int64, tensors[0::4]),
-            tensor_category=_column("b", np.int8, tensors[1::4]),
-            tensor_alloc=_column("i", np.int32, tensors[2::4]),
-            tensor_free=_column("i", np.int32, tensors[3::4]),
+            name,
+            op=wide[:n],
+            stream=narrow[:n],
+            phase=narrow[n : 2 * n],
+            module=wide[n:pointers],
+            pred_ptr=wide[pointers:after],
+            pred=wide[after:allocs],
+            record=slots[:n],
+            channel=slots[n:],
+            sync=narrow[2 * n : 3 * n],
+            tensor_bytes=_joined("q", _INT64, tensors[0::4]),
+            tensor_category=narrow[3 * n :],
+            tensor_alloc=wide[allocs:frees],
+            tensor_free=wide[frees:],
         )

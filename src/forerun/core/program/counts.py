@@ -8,22 +8,25 @@ import numpy as np
 
 from forerun.core.program.types import I64, Phase, Program
 
+_N_PHASES = len(Phase)
+
 
 def op_counts(program: Program, phases: Collection[Phase] = tuple(Phase)) -> I64:
     """Counts how often each rank class runs each op in nodes of these `phases`, (n_classes, n_ops)."""
-    n_ops, n_blocks = len(program.ops), len(program.blocks)
-    counts = np.zeros((len(program.rank_classes), n_ops), np.int64)
-    wanted = {int(phase) for phase in phases}
-    used = [i for i, each in enumerate(program.blocks) if not wanted.isdisjoint(each.phase.tobytes())]
-    if not used:
+    out: I64 = counts_by_phase(program)[:, list(phases)].sum(axis=1)
+    return out
+
+
+def counts_by_phase(program: Program) -> I64:
+    """Counts how often each rank class runs each op in nodes of each Phase, (n_classes, n_phases, n_ops)."""
+    n_ops, blocks = len(program.ops), program.blocks
+    counts = np.zeros((len(program.rank_classes), _N_PHASES, n_ops), np.int64)
+    if not blocks:
         return counts
-    op = np.concatenate([program.blocks[i].op for i in used])
-    block = np.repeat(used, [len(program.blocks[i]) for i in used])
-    if len(phases) < len(Phase):
-        phase = np.concatenate([program.blocks[i].phase for i in used])
-        inside = np.isin(phase, list(wanted))
-        op, block = op[inside], block[inside]
-    for row, cls in zip(counts, program.rank_classes, strict=True):
-        steps = np.bincount(cls.block, minlength=n_blocks)
-        row[:] = np.bincount(op, weights=steps[block], minlength=n_ops)
+    phase = np.concatenate([block.phase for block in blocks]).astype(np.int64)
+    place = phase * n_ops + np.concatenate([block.op for block in blocks])
+    block = np.repeat(np.arange(len(blocks)), [len(block.op) for block in blocks])
+    for rows, cls in zip(counts, program.rank_classes, strict=True):
+        steps = np.bincount(cls.block, minlength=len(blocks))
+        rows[:] = np.bincount(place, weights=steps[block], minlength=_N_PHASES * n_ops).reshape(rows.shape)
     return counts

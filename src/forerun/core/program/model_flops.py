@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
-from forerun.core.program.counts import op_counts
 from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS
-from forerun.core.program.types import F64, OpTable, Phase, Program
+from forerun.core.program.types import F64, I64, OpTable, Program
 
 _PALM_BACKWARD = 2.0
 
 
-def counted_flops(program: Program, phases: Collection[Phase]) -> float:
-    """Returns the FLOPs of matrix products, attention and recurrences in these `phases` of a step, mean over ranks.
+def counted_flops(program: Program, counts: I64) -> float:
+    """Returns the FLOPs of matrix products, attention and recurrences, mean over ranks.
 
-    Attention counts as if nothing were masked, and its backward pass at twice the forward's (PaLM, app. B).
+    `counts` (n_classes, n_ops) says how often each rank class of `program` runs each op. Attention counts as if nothing
+    were masked, and its backward pass at twice the forward's (PaLM, app. B).
     """
-    counts = op_counts(program, phases)
     if not counts.any():
         return 0.0
     ranks = np.array([cls.n_ranks for cls in program.rank_classes], np.float64)

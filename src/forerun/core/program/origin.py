@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import Program
@@ -92,40 +93,54 @@ class Origin:
     @staticmethod
     def of(program: Program) -> Origin:
         """Reads the origin of `program`. Raises ForerunError for an entry of `meta` with a wrong type or value."""
-        read, n_groups = _Reader(program), len(program.groups)
-        ranks = sum(cls.n_ranks for cls in program.rank_classes)
-        return Origin(
-            source=read.text("source"),
-            name=read.text("name"),
-            world_size=read.count("world_size") or ranks,
-            tokens_per_step=read.count("tokens_per_step"),
-            samples_per_step=read.count("samples_per_step"),
-            group_ranks=read.group_ranks(n_groups),
-            roles=read.roles(len(program.rank_classes)),
-            data_parallel=read.numbers("data_parallel", n_groups),
-            sharded=read.numbers("sharded", n_groups) or (),
-            compiled_ops=read.numbers("compiled_ops", len(program.ops)) or (),
-            joint_channels=read.numbers("joint_channels", len(program.channels)) or (),
-            part_ops=read.numbers("part_ops", len(program.ops)) or (),
-            notes=read.lines("notes"),
-            fallbacks=read.lines("fallbacks"),
-            source_lines=read.source_lines(),
-            torch=read.text("torch"),
-            stack=read.text("stack"),
-            loop=read.loop(),
-            stages=read.stages(),
-            blas_workspaces=read.numbers("blas_workspaces", _MOST_WORKSPACES) or (0,) * len(program.rank_classes),
-            blas_workspace_bytes=read.size("blas_workspace_bytes"),
-            state_tensors=read.count("state_tensors") or 0,
-            recorded=read.recorded(len(program.ops), n_groups),
-        )
+        ranks, n_classes = sum([cls.n_ranks for cls in program.rank_classes]), len(program.rank_classes)
+        if not program.meta:
+            return _without_meta(ranks, n_classes)
+        return _read(program.meta, ranks, n_classes, len(program.groups), len(program.channels), len(program.ops))
+
+
+@lru_cache(maxsize=1024)
+def _without_meta(n_ranks: int, n_classes: int) -> Origin:
+    """Returns the origin of a Program that Forerun built from a model and a plan; every prediction asks for it."""
+    return _read({}, n_ranks, n_classes, 0, 0, 0)
+
+
+def _read(
+    meta: Mapping[str, object], n_ranks: int, n_classes: int, n_groups: int, n_channels: int, n_ops: int
+) -> Origin:
+    read = _Reader(meta)
+    return Origin(
+        source=read.text("source"),
+        name=read.text("name"),
+        world_size=read.count("world_size") or n_ranks,
+        tokens_per_step=read.count("tokens_per_step"),
+        samples_per_step=read.count("samples_per_step"),
+        group_ranks=read.group_ranks(n_groups),
+        roles=read.roles(n_classes),
+        data_parallel=read.numbers("data_parallel", n_groups),
+        sharded=read.numbers("sharded", n_groups) or (),
+        compiled_ops=read.numbers("compiled_ops", n_ops) or (),
+        joint_channels=read.numbers("joint_channels", n_channels) or (),
+        part_ops=read.numbers("part_ops", n_ops) or (),
+        notes=read.lines("notes"),
+        fallbacks=read.lines("fallbacks"),
+        source_lines=read.source_lines(),
+        torch=read.text("torch"),
+        stack=read.text("stack"),
+        loop=read.loop(),
+        stages=read.stages(),
+        blas_workspaces=read.numbers("blas_workspaces", _MOST_WORKSPACES) or (0,) * n_classes,
+        blas_workspace_bytes=read.size("blas_workspace_bytes"),
+        state_tensors=read.count("state_tensors") or 0,
+        recorded=read.recorded(n_ops, n_groups),
+    )
 
 
 class _Reader:
     """Reads entries of `meta` and checks their types."""
 
-    def __init__(self, program: Program) -> None:
-        self._meta = program.meta
+    def __init__(self, meta: Mapping[str, object]) -> None:
+        self._meta = meta
 
     def _wrong(self, key: str, expected: str) -> ForerunError:
         text = repr(self._meta[key])

@@ -40,7 +40,11 @@ def element_bytes(dtype: Column) -> Column:
 
 def wide_dtype(plan: Plans) -> Column:
     """Returns the dtype of activations, and of weights as kernels read them."""
-    return mapped(lambda precision: "bf16" if precision in FP8_PRECISIONS else precision, plan.precision)
+    return mapped(_wide, plan.precision)
+
+
+def _wide(precision: str) -> str:
+    return "bf16" if precision in FP8_PRECISIONS else precision
 
 
 def product_dtype(plan: Plan) -> str:
@@ -51,7 +55,11 @@ def product_dtype(plan: Plan) -> str:
 
 def weight_bytes(plan: Plans) -> Column:
     """Returns the bytes of an element of an activation, or of a weight as kernels read it."""
-    return element_bytes(wide_dtype(plan))
+    return numbers(_wide_bytes, plan.precision)
+
+
+def _wide_bytes(precision: str) -> int:
+    return DTYPE_BYTES[_wide(precision)]
 
 
 def gradient_bytes(plan: Plans) -> Column:

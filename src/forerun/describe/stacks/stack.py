@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Literal
 
 import pydantic
@@ -332,9 +333,12 @@ class Stack:
 
     def across(self, nodes: int) -> Stack:
         """Returns the stack with the settings of its run script for so many nodes."""
-        if nodes == 1 or self.allocator_across_nodes is None:
-            return self
-        return replace(self, allocator=self.allocator_across_nodes)
+        return self if nodes == 1 or self.allocator_across_nodes is None else self._on_nodes
+
+    @cached_property
+    def _on_nodes(self) -> Stack:
+        """Returns the stack with the settings of its run script for several nodes. Searches ask once a plan."""
+        return replace(self, allocator=self.allocator_across_nodes or "")
 
     def search_space(self) -> SearchSpace:
         """Returns the plans that a search tries. Raises ForerunError for a stack without a section `search`."""

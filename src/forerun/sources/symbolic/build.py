@@ -10,7 +10,6 @@ import numpy as np
 
 from forerun.core.memory.workspaces import workspace_bytes
 from forerun.core.program.builder import BlockBuilder
-from forerun.core.program.tensors import tensors_of
 from forerun.core.program.types import I64, Block, Category, Channel, Collective, Phase, Program, RankClass, Stream
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
@@ -55,8 +54,24 @@ def staged_model(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, 
     return staged_transformer(kernels, plan.splits_backward)
 
 
+_GRADIENT = int(Category.GRADIENT)
 _Piece = tuple[Action, Part, int, bool]
 """a piece of a pass: its action, its unit, the number of its block, and whether it is the last one of the unit"""
+
+
+class _Blocks(list[Block]):
+    """The blocks of a Program in the order of their numbers.
+
+    They are apart from the builder, so that what adds blocks doesn't refer back to it: Python frees a builder at once
+    when nothing refers to it, and cycles only in collections, which cost a twentieth of a prediction.
+    """
+
+    def add(self, block: Block | None) -> int:
+        """Appends a block; returns its number, -1 without one."""
+        if block is None:
+            return -1
+        self.append(block)
+        return len(self) - 1
 
 
 class _Builder:
@@ -64,36 +79,31 @@ class _Builder:
         self.staged, self.kernels, self.plan = staged, staged.kernels, staged.kernels.plan
         plan, stack = self.plan, self.kernels.stack
         self.parallel = DataParallel(self.kernels)
-        self.blocks: list[Block] = []
+        self.blocks = _Blocks()
         self.split, self.reshards = plan.splits_backward, plan.reshards
         self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
         self._parts: dict[int, tuple[Any, ...]] = {}
         """what the parts of a unit share: all fields of Part after its layer"""
         self._exchanging: dict[int, bool] = {}
-        self.wires = Wires(self.kernels, self._add)
+        self.wires = Wires(self.kernels, self.blocks.add)
         self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"
         wider = DTYPE_BYTES[self.kernels.accumulate_dtype] > self.kernels.grad_bytes
         self.late = stack.late_accumulation and wider and not self.parallel.fsdp
         self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
-        self.gradients = GradientSteps(self.kernels, self.parallel, self._add)
-
-    def _add(self, block: Block | None) -> int:
-        if block is None:
-            return -1
-        self.blocks.append(block)
-        return len(self.blocks) - 1
+        self.gradients = GradientSteps(self.kernels, self.parallel, self.blocks.add)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _part(self, unit: Unit, layer: int) -> Part:
         found = self._parts.get(id(unit))
         if found is None:
-            weights = self._add(unit.weight_backward)
-            passes = (self._add(unit.forward), self._add(unit.backward), weights)
-            moved = (self._add(unit.leaving), self._add(unit.returning))
-            pieces = [tuple(map(self._add, some)) for some in (unit.forward_pieces, unit.backward_pieces)]
-            size = gathered_bytes(self.plan, unit.weights)
-            found = self._parts[id(unit)] = (size, *passes, *moved, *pieces, *self._arounds(unit), *self._scoring(unit))
+            weights = self.blocks.add(unit.weight_backward)
+            passes = (self.blocks.add(unit.forward), self.blocks.add(unit.backward), weights)
+            moved = (self.blocks.add(unit.leaving), self.blocks.add(unit.returning))
+            pieces = [tuple(map(self.blocks.add, some)) for some in (unit.forward_pieces, unit.backward_pieces)]
+            sizes = gathered_bytes(self.plan, unit.weights), unit.weights.gradients
+            around = (*self._arounds(unit), *self._scoring(unit))
+            found = self._parts[id(unit)] = (*sizes, *passes, *moved, *pieces, *around)
         return Part(unit, layer, *found)
 
     def _arounds(self, unit: Unit) -> tuple[Around, Around, Around | None, Around | None]:
@@ -102,7 +112,7 @@ class _Builder:
         The sets are all weights, those freed after the forward pass, those gathered again for the backward pass, and
         those freed after the backward pass; the last two are None where they hold nothing.
         """
-        whole = Around(self.parallel, self._add, unit.name, unit.weights, unit.gradient_bytes)
+        whole = Around(self.parallel, self.blocks.add, unit.name, unit.weights, unit.gradient_bytes)
         if unit.gathering is None:
             return whole, whole, whole, whole
         held, again, once = unit.gathering.held, unit.gathering.again, unit.gathering.once
@@ -110,7 +120,7 @@ class _Builder:
         there = Weights.joined((held, again))
 
         def around(weights: Weights) -> Around:
-            return Around(self.parallel, self._add, unit.name, weights, 0)
+            return Around(self.parallel, self.blocks.add, unit.name, weights, 0)
 
         return whole, around(gone), around(again) if again.total else None, around(there) if there.total else None
 
@@ -118,8 +128,8 @@ class _Builder:
         """Returns the block of the reference model's pass, and the blocks around its weights."""
         if unit.reference is None:
             return -1, None
-        around = Around(self.parallel, self._add, unit.name + ".reference", unit.reference.weights, 0)
-        return self._add(unit.reference.forward), around
+        around = Around(self.parallel, self.blocks.add, unit.name + ".reference", unit.reference.weights, 0)
+        return self.blocks.add(unit.reference.forward), around
 
     def _root(self) -> Part:
         """Joins the first and last unit into one FSDP unit, gathered from the first layer to the end of backward."""
@@ -127,9 +137,10 @@ class _Builder:
         weights = Weights.joined((first.weights, last.weights))
         if self.staged.tied:
             weights.drop_tied(self.kernels.tied_elements)
-        around = Around(self.parallel, self._add, "root", weights, first.gradient_bytes + last.gradient_bytes)
+        around = Around(self.parallel, self.blocks.add, "root", weights, first.gradient_bytes + last.gradient_bytes)
         unit, size = replace(last, name="root", weights=weights), gathered_bytes(self.plan, weights)
-        return Part(unit, -1, size, -1, -1, -1, -1, -1, (), (), around, around, around, around)
+        none = (-1, -1, -1, -1, -1, (), ())
+        return Part(unit, -1, size, weights.gradients, *none, around, around, around, around)
 
     def _alone(self, part: Part) -> bool:
         """Says whether a unit is gathered and reduced by itself, not as a part of the root unit."""
@@ -192,7 +203,7 @@ class _Builder:
 
     def _steps(self, turns: OrderedTurns, stages: list[list[Part]]) -> Steps:
         steps, plan = Steps(), self.plan
-        steps.add(self._add(self.staged.opening))
+        steps.add(self.blocks.add(self.staged.opening))
         order, ends = turns.turns, turns.ends
         if plan.activation_offload:
             whole = self.kernels.stack.offload_turn == "pass"
@@ -389,8 +400,8 @@ class _Builder:
         self.gradients.finish(steps, weights)
         ends = {stage_rank(plan, 0), stage_rank(plan, plan.n_stages - 1)}
         if self.staged.tied and not plan.lora_rank and len(ends) == 2 and rank in ends:
-            steps.add(self._add(self._tied_embedding_reduction(tuple(sorted(ends)))))
-        steps.add(self._add(optimizer_block(kernels, weights, self._gradient_bytes(steps))))
+            steps.add(self.blocks.add(self._tied_embedding_reduction(tuple(sorted(ends)))))
+        steps.add(self.blocks.add(optimizer_block(kernels, weights, self._gradient_bytes(steps))))
 
     def _tied_embedding_reduction(self, ends: tuple[int, ...]) -> Block:
         """Returns the block in which first and last stage sum the gradients of their copies of the embedding."""
@@ -412,8 +423,10 @@ class _Builder:
 
     def _gradient_bytes(self, steps: Steps) -> int:
         """Returns the bytes of gradients that the steps have allocated and not freed."""
-        counts = np.bincount(np.array(steps.block, np.int64), minlength=len(self.blocks))
-        tensors = tensors_of(self.blocks)
-        change = (tensors.free < 0).astype(np.int64) - (tensors.alloc < 0)
-        change[tensors.category != Category.GRADIENT] = 0
-        return int((counts[tensors.block] * change * tensors.size_bytes).sum())
+        size = 0
+        for number, block in enumerate(self.blocks):
+            if _GRADIENT in block.tensor_category.tobytes():
+                change = (block.tensor_free < 0).astype(np.int64) - (block.tensor_alloc < 0)
+                change[block.tensor_category != Category.GRADIENT] = 0
+                size += steps.block.count(number) * int(block.tensor_bytes @ change)
+        return size

@@ -78,6 +78,8 @@ def gathered_weights(plan: Plan, stack: Stack, weights: Weights) -> Weights:
 
 
 def _larger(weights: Weights, whole: set[int], least: int = 0) -> Weights:
+    if not whole and not least:
+        return weights
     matrices, vectors = (
         [size for size in sizes if size > least and size not in whole] for sizes in (weights.matrices, weights.vectors)
     )
@@ -89,6 +91,8 @@ def _larger(weights: Weights, whole: set[int], least: int = 0) -> Weights:
 
 def frozen_bytes(plan: Plan, weights: Weights) -> tuple[float, int]:
     """Returns the bytes of the frozen parameters outside experts, and of experts, on a rank that holds them whole."""
+    if not weights.freezes:
+        return 0.0, 0
     wide = int(rules.weight_bytes(plan))
     dense = sum(weights.frozen) * rules.frozen_matrix_bytes(plan) + sum(weights.frozen_wide) * wide
     return dense, sum(weights.frozen_experts) * wide
@@ -130,7 +134,7 @@ def gathers(plan: Plan, stack: Stack, weights: Weights) -> list[Exchange]:
         )
         for expert, tensors in parts(gathered_weights(plan, stack, weights))
     ]
-    return _with_frozen(plan, weights, trained) if weights.held > weights.total else trained
+    return _with_frozen(plan, weights, trained) if weights.freezes else trained
 
 
 def _with_frozen(plan: Plan, weights: Weights, trained: list[Exchange]) -> list[Exchange]:

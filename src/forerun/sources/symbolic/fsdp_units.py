@@ -67,7 +67,7 @@ class Unit:
         """Returns the bytes of weight gradients that a backward pass leaves behind."""
         block = self.backward if self.weight_backward is None else self.weight_backward
         made = (block.tensor_category == Category.UNSHARDED) & (block.tensor_free < 0)
-        return int(block.tensor_bytes[made].sum())
+        return int(block.tensor_bytes @ made)
 
 
 UnitKind = int

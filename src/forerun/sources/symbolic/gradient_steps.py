@@ -22,6 +22,7 @@ class GradientSteps:
         self.parallel, self.add, self.n_microbatches = parallel, add, plan.n_microbatches
         self.reduces_every_microbatch = bool(rules.reduces_every_microbatch(plan, stack))
         self.overlap = plan.overlap_grad_reduce and stack.grad_reduce_overlap
+        self._full_bytes = parallel.bucket_bytes
         self._buckets: dict[tuple[int, ...], int] = {}
         self._forgotten: dict[int, int] = {}
         """bytes of a buffer -> number of the block that frees it"""
@@ -44,11 +45,11 @@ class GradientSteps:
                 self._reduce(steps, part, "reduce_accumulated")
 
     def _reduce(self, steps: Steps, part: Part, action: data_parallel.Action) -> None:
-        if not part.unit.weights.gradients:  # all of its weights are frozen
+        if not part.gradients:  # all of its weights are frozen
             return
         steps.add(part.parallel[action, 0, steps.reducing], part.layer)
         if self.parallel.buffers:
-            steps.reducing = part.unit.weights.gradients * self.parallel.reduce_bytes
+            steps.reducing = part.gradients * self.parallel.reduce_bytes
 
     def let_go(self, steps: Steps) -> None:
         """Frees the buffer of the last reduction at the end of the backward pass."""
@@ -61,21 +62,22 @@ class GradientSteps:
 
     def _bucket(self, steps: Steps, part: Part) -> None:
         """Adds a unit's gradients to the bucket and reduces it when it is full."""
-        if not part.unit.weights.gradients:
+        if not part.gradients:
             return
         steps.bucket.append(part.unit)
-        size = sum(unit.weights.gradients for unit in steps.bucket) * self.parallel.reduce_bytes
-        if size >= self.parallel.bucket_bytes:
+        steps.waiting += part.gradients
+        if steps.waiting * self.parallel.reduce_bytes >= self._full_bytes:
             self.reduce_bucket(steps)
 
     def reduce_bucket(self, steps: Steps) -> None:
-        key = tuple(id(unit) for unit in steps.bucket)
+        key = tuple([id(unit) for unit in steps.bucket])
         if key not in self._buckets:
             name = "reduce " + ", ".join(dict.fromkeys(unit.name for unit in steps.bucket))
             weights = Weights.joined(unit.weights for unit in steps.bucket)
-            self._buckets[key] = self.add(self.parallel.reduce_replicated(name, weights, self.parallel.bucket_bytes))
+            self._buckets[key] = self.add(self.parallel.reduce_replicated(name, weights, self._full_bytes))
         steps.add(self._buckets[key])
         steps.bucket.clear()
+        steps.waiting = 0
 
     def finish(self, steps: Steps, weights: Weights) -> None:
         """Appends the reductions that are left after the last micro batch; `weights` are all of the rank."""

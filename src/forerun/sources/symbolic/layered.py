@@ -41,7 +41,7 @@ def staged_layers(
         writer.write(with_loss=last and model.classes_loss)
         settle_activations(kernels, writer.tape, checkpointed)
         parts.append((tape_unit(_unit_name(model, layers), writer.tape, writer.weights), number))
-        held = frozenset(writer.tape.kept())
+        held = writer.tape.kept
     return Staged(kernels, [parts], opening=_broadcast_buffers(kernels))
 
 

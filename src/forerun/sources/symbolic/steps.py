@@ -46,6 +46,8 @@ class Part:
     layer: int
     gathered_bytes: int
     """bytes of its gathered parameters"""
+    gradients: int
+    """elements of its gradients"""
     forward: int
     backward: int
     weights: int
@@ -76,6 +78,8 @@ class Steps:
     now: int = 0
     bucket: list[Unit] = field(default_factory=list)
     """units whose gradients wait in the bucket that is being filled"""
+    waiting: int = 0
+    """elements of the gradients in that bucket"""
     gathers: int = 0
     opens: int = 0
     gathered: int = 0
@@ -90,23 +94,26 @@ class Steps:
 
     def add(self, block: int, layer: int = -1) -> None:
         """Appends a step; a block number of -1 appends nothing."""
-        self._append(block, self.now, layer)
+        if block >= 0:
+            self.block.append(block)
+            self.microbatch.append(self.now)
+            self.layer.append(layer)
 
     def run(self, block: int, layer: int) -> None:
         """Appends a forward or backward pass of a unit, and the offload copies that end or start beside it."""
         if self.activation_offload is not None:
             for stage, unit, microbatch in self.activation_offload.returning.get(self.runs, ()):
                 part = self.stages[stage][unit]
-                self._append(part.returning, microbatch, part.layer)
+                self._add_of(microbatch, part.returning, part.layer)
         self.add(block, layer)
         if self.activation_offload is not None:
             for stage, unit, microbatch in self.activation_offload.leaving.get(self.runs, ()):
                 part = self.stages[stage][unit]
-                self._append(part.leaving, microbatch, part.layer)
+                self._add_of(microbatch, part.leaving, part.layer)
         self.runs += 1
 
-    def _append(self, block: int, microbatch: int, layer: int) -> None:
-        if block >= 0:
-            self.block.append(block)
-            self.microbatch.append(microbatch)
-            self.layer.append(layer)
+    def _add_of(self, microbatch: int, block: int, layer: int) -> None:
+        """Appends a step of another micro batch than the one whose pass is written now."""
+        now, self.now = self.now, microbatch
+        self.add(block, layer)
+        self.now = now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from forerun.core.program.types import Category, Stream
 
@@ -113,7 +114,7 @@ class Tape:
     def kept_bytes(self) -> int:
         """Returns the bytes of the tensors that are kept from forward to backward, offloaded or not."""
         sizes = self.sizes()
-        return sum(sizes[name] for name in self.kept() if name in sizes and name not in self.held)
+        return sum(sizes[name] for name in self.kept if name in sizes and name not in self.held)
 
     def parts(self, size: int) -> tuple[int, ...]:
         """Returns the bytes of a kept tensor of `size` bytes that stay on the device, and those on the host if any."""
@@ -132,8 +133,9 @@ class Tape:
             sizes.update(op.makes)
         return sizes
 
-    def kept(self) -> set[str]:
-        """Returns the names of the tensors that are kept from forward to backward."""
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Returns the names of the tensors that are kept from forward to backward, once the tape is whole."""
         region_of = {i: region for region in self.regions for i in range(region.first, region.last + 1)}
         maker = {name: i for i, op in enumerate(self.ops) for name, _ in op.makes}
         kept: set[str] = set()
@@ -155,7 +157,7 @@ class Tape:
             again = [i for region in self.regions for i in self.recomputed(region)]
             outside = (name for i in again for name in self.ops[i].reads if maker.get(name, i) not in again)
             kept.update(self.narrow.get(name, name) for name in outside)
-        return kept
+        return frozenset(kept)
 
     def recomputed(self, region: Region) -> list[int]:
         """Returns the operations that run again in the backward pass of a region, in forward order."""

@@ -18,7 +18,7 @@ _FORWARD, _BACKWARD, _RECOMPUTE, _UNSHARDED = Phase.FORWARD, Phase.BACKWARD, Pha
 def forward_block(tape: Tape, keeps: bool = True) -> BlockBuilder:
     """Returns the block of the forward pass; kept tensors stay allocated after it, unless it `keeps` none."""
     writer = _Writer(tape.marker)
-    kept = tape.kept() if keeps else set()
+    kept = tape.kept if keeps else frozenset()
     last_reader = {n: i for i, op in enumerate(tape.ops) for n in op.reads}
     live: dict[str, tuple[int, int, Category]] = {}
 
@@ -53,7 +53,7 @@ def transit_blocks(tape: Tape) -> tuple[BlockBuilder, BlockBuilder]:
     """Returns two blocks without time: one frees the offloaded tensors on the device, one allocates them again."""
     leaving, returning = BlockBuilder(), BlockBuilder()
     gone, back = leaving.node(tape.marker, phase=_FORWARD), returning.node(tape.marker, phase=_BACKWARD)
-    kept = tape.kept() - tape.held
+    kept = tape.kept - tape.held
     made = [(name, size, _ACTIVATION) for name, size in tape.inputs]
     made += [(name, size, op.category) for op in tape.ops for name, size in op.makes]
     for name, size, category in made:
@@ -94,7 +94,7 @@ class _Backward:
         self.writer = writer
         self.weights = weights
         self.sizes = tape.sizes()
-        self.kept = tape.kept()
+        self.kept = tape.kept
         self.categories = {name: op.category for op in reversed(tape.ops) for name, _ in op.makes}
         """tensor -> memory category of its first maker"""
         self.overwritten = {name for op in tape.ops if op.in_place for name in op.reads if name in op.saves}
@@ -163,11 +163,13 @@ class _Backward:
                     block.tensor(size, _TEMPORARY, *self.writer.span(first))
 
     def _op(self, i: int, op: TapeOp) -> None:
-        block, first = self.writer.block, len(self.writer.block)
+        block = self.writer.block
+        first = len(block)
         ahead = self.tape.weights_first and self.weights is None and bool(op.weight_backward)
+        turn = first
         if ahead:
             self.writer.stages(op.weight_backward, _BACKWARD, op.module, beside=op.beside)
-        turn = len(block)
+            turn = len(block)
         ends = self.writer.stages(op.backward, _BACKWARD, op.module, beside=op.beside)
         self.writer.hold(op.backward_held, ends, op.passing)
         wait = self.late and self.weights is None and bool(op.weight_backward)
@@ -246,8 +248,13 @@ class _Writer:
     ) -> list[int]:
         """Writes `stages`; returns the last node of each. With `awaited` the host waits for the end of each. With
         `beside` they don't wait for an exchange that was written before them; what follows waits for both."""
-        exchanges = tuple(last for last in self.before if last[1] == Stream.EP) if beside else ()
-        node, before = self.block.node, tuple(last for last in self.before if last not in exchanges)
+        if not stages:
+            return []
+        node, before = self.block.node, self.before
+        exchanges: tuple[tuple[int, Stream], ...] = ()
+        if beside:
+            exchanges = tuple([last for last in before if last[1] == Stream.EP])
+            before = tuple([last for last in before if last not in exchanges])
         ends = []
         for stage in stages:
             if not before and any(stream != _COMPUTE for _, stream in stage):
@@ -255,9 +262,10 @@ class _Writer:
             now = []
             for op, stream in stage:
                 after = [n for n, s in before if s != stream]
-                now.append((node(op, stream, phase, module, after, sync=awaited), stream))
+                last = node(op, stream, phase, module, after, sync=awaited)
+                now.append((last, stream))
             before = tuple(now)
-            ends.append(len(self.block) - 1)
+            ends.append(last)
         self.before = (*exchanges, *before)
         return ends
 
@@ -268,8 +276,10 @@ class _Writer:
 
     def span(self, first: int) -> tuple[int, int]:
         """Returns the first and last node written since `first`; twice the last node when there is none."""
-        last = max(0, len(self.block) - 1)
-        return min(first, last), last
+        last = len(self.block) - 1
+        if last < first:
+            last = first = max(0, last)
+        return first, last
 
     def join(self) -> None:
         """Ends the block on the compute stream, so that the next block starts after all of its nodes."""

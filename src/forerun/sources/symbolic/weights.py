@@ -116,6 +116,11 @@ class Weights:
         return self.dense + self.expert
 
     @property
+    def freezes(self) -> bool:
+        """Returns whether some parameters are not trained."""
+        return bool(self.frozen or self.frozen_wide or self.frozen_experts)
+
+    @property
     def held(self) -> int:
         """Returns the elements of all parameters, trained or frozen."""
         return self.total + sum(self.frozen) + sum(self.frozen_wide) + sum(self.frozen_experts)
