@@ -28,6 +28,7 @@ _TOWER = re.compile(
     r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|vision_projection|mm_projector|audio_tower"
     r"|embed_vision|embed_audio)\."
 )
+_OWN_KV = re.compile(r"layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.")
 _TOP_K = ("num_experts_per_tok", "moe_top_k", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token")
 _EXPERTS_KEYS = (
     "num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts", "n_experts", "num_routed_experts"
@@ -58,9 +59,10 @@ def counted(content: dict[str, Any]) -> dict[str, int]:
     total, idle, tower = 0, Fraction(0), 0
     share = _idle_share(text)
     for name, parameter in [*model.named_parameters(), *biases]:
-        total += parameter.numel()
-        idle += parameter.numel() * share if _EXPERTS.search(name + ".") else 0
-        tower += parameter.numel() if _TOWER.search(name) else 0
+        size = parameter.numel() - _unread(name, parameter, text)
+        total += size
+        idle += size * share if _EXPERTS.search(name + ".") else 0
+        tower += size if _TOWER.search(name) else 0
     found = {"total": total, "active": int(total - idle)}
     return found | ({"tower": tower} if tower else {})
 
@@ -75,8 +77,24 @@ def _idle_share(config: Any) -> Fraction:
         found = next((value for value in values if value), 0)
         return found[0] if isinstance(found, list) else found
 
-    chosen, experts = first(_TOP_K), first(_EXPERTS_KEYS)
+    chosen, experts = first(_TOP_K), first(_EXPERTS_KEYS) + _zero_experts(config)
     return 1 - Fraction(chosen, experts) if chosen and experts else Fraction(0)
+
+
+def _zero_experts(config: Any) -> int:
+    """Returns the number of experts that return the token."""
+    return getattr(config, "zero_expert_num", None) or 0
+
+
+def _unread(name: str, parameter: Any, config: Any) -> int:
+    """Returns the elements that nothing reads: transformers 5 stacks rows for experts without weights too, and
+    transformers 4 makes keys and values in layers of Gemma 3n that read those of others."""
+    found, shared = _OWN_KV.search(name), getattr(config, "num_kv_shared_layers", None) or 0
+    if found and shared and int(found[1]) >= config.num_hidden_layers - shared:
+        return int(parameter.numel())
+    zero = _zero_experts(config)
+    stacked = zero and name.endswith("experts.gate_up_proj")
+    return zero * parameter[0].numel() if stacked and len(parameter) == config.n_routed_experts + zero else 0
 
 
 def main(generation: str, only: list[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from forerun.common.errors import at
 from forerun.common.shipped import shipped_data
@@ -103,6 +103,7 @@ def _read(config: Fields, model_type: str) -> tuple[Values, tuple[str, ...]]:
     config.expect("tie_encoder_decoder", False)
     config.expect("pruned_heads", {})
     values = known.read(config) | _rope_theta(config)
+    said = cast("tuple[str, ...]", values.pop("notes", ()))
     groups: dict[str, dict[str, Any]] = shipped_data(__package__, "huggingface_keys.yaml")
     unread, listed = config.unread(("model_type", *known.ignored)), []
     for what, group in groups.items():
@@ -115,4 +116,5 @@ def _read(config: Fields, model_type: str) -> tuple[Values, tuple[str, ...]]:
     config.refuse_misspelt(unread)
     if unread:
         listed.append(f"{', '.join(unread)} (not known)")
-    return values, (f"{config.place}: the prediction doesn't use {'; '.join(listed)}",) if listed else ()
+    notes = tuple(f"{config.place}: {note}" for note in said)
+    return values, (*notes, f"{config.place}: the prediction doesn't use {'; '.join(listed)}") if listed else notes

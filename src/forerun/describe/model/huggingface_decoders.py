@@ -82,13 +82,14 @@ def decoder(
     activation: str = "silu",
     gated: bool = True,
     defaults: Mapping[str, int] = MappingProxyType({}),
+    width: int | None = None,
 ) -> Values:
     """Reads the fields that these families share.
 
     `tied` and `activation` are the family's defaults for `tie_word_embeddings` and `hidden_act`. `needs_kv_heads` is
     for families whose default for `num_key_value_heads` is that of one model: the key must be there. In other families
     a missing key means as many as the heads. Without `gated` a feed-forward has two matrices. `defaults` has the sizes
-    that the family's files leave out.
+    that the family's files leave out. `width` is that of the feed-forward, where the file has none for all.
     """
 
     def size(key: str, field: str) -> int:
@@ -104,7 +105,7 @@ def decoder(
         "n_heads": n_heads,
         "n_kv_heads": config.integer("num_key_value_heads", *kv_default),
         "head_dim": size("head_dim", "head_dim") if stated_dim else even_head_dim(config, hidden, n_heads),
-        "ffn_hidden": size("intermediate_size", "ffn_hidden"),
+        "ffn_hidden": size("intermediate_size", "ffn_hidden") if width is None else width,
         "vocab": size("vocab_size", "vocab"),
         "mlp": known[config.text("hidden_act", activation, known)],
         "norm": "rmsnorm",

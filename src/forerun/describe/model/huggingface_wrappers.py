@@ -8,6 +8,7 @@ WRAPPERS |= {
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "glm4v": "glm4",
     "glm4v_moe": "glm4_moe",

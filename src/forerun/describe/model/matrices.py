@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from forerun.describe.model.layered import Layer, LayeredModel
-from forerun.describe.model.parameters import layer_counts, projected_width
+from forerun.describe.model.parameters import halves, layer_counts, projected_width
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
 Matrix = tuple[int, int]
@@ -46,6 +46,10 @@ def _outside_layers(spec: ModelSpec) -> list[Matrix]:
     if spec.layer_input:
         inputs = spec.n_layers * spec.layer_input
         found += [(spec.layer_input_vocab, inputs), (inputs, hidden)]
+    if spec.streams and spec.streams.rule == "altup":
+        found += [(hidden, hidden)] * (2 * (spec.streams.count - 1))
+    elif spec.streams:
+        found += [(spec.streams.count, spec.streams.count * hidden)]
     found += [(hidden, hidden)] * (spec.pooler + spec.head_transform)
     return found + ([(spec.pooler_classes, hidden)] if spec.pooler_classes else [])
 
@@ -55,6 +59,13 @@ def _in_layer(spec: ModelSpec) -> list[Matrix]:
     found = _attention(spec) if spec.n_heads else []
     if spec.layer_input:
         found += [(spec.layer_input, spec.hidden), (spec.hidden, spec.layer_input)]
+    if spec.laurel_rank:
+        found += [(spec.laurel_rank, spec.hidden), (spec.hidden, spec.laurel_rank)]
+    if spec.streams and spec.streams.rule == "altup":
+        n = spec.streams.count
+        found += [(n, spec.hidden), (n, n), (n * n, n)]
+    elif spec.streams:
+        found += [(spec.streams.coefficients, spec.streams.count * spec.hidden)] * halves(spec)
     if spec.scan is not None:
         scan, hidden = spec.scan, spec.hidden
         found += [(scan.in_width, hidden), (hidden, scan.out_width), *((m, n) for n, m in scan.inner)]
@@ -62,7 +73,7 @@ def _in_layer(spec: ModelSpec) -> list[Matrix]:
     if spec.moe is None:
         return found + (_feed_forward(spec, spec.ffn_hidden) if spec.ffn_hidden else [])
     moe = spec.moe
-    found += [(moe.n_experts, spec.hidden)] + moe.n_experts * _feed_forward(spec, moe.expert_ffn)
+    found += [(moe.choices, spec.hidden)] + moe.n_experts * _feed_forward(spec, moe.expert_ffn)
     found += _feed_forward(spec, moe.shared_ffn) if moe.shared_ffn else []
     return found + ([(1, spec.hidden)] if moe.shared_gate else [])
 

@@ -27,11 +27,13 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
         "norm": _layer_norms(layer),
         "mlp": 0 if layer.moe else _feed_forward(layer, layer.ffn_hidden),
         "layer_input": 2 * layer.hidden * layer.layer_input,
+        "streams": layer.streams.layer_parameters(layer.hidden, halves(layer)) if layer.streams else 0,
+        "laurel": 2 * layer.hidden * layer.laurel_rank,
         "other": layer.other_parameters,
     }
     if layer.moe:
         moe = layer.moe
-        parts["router"] = moe.n_experts * (layer.hidden + moe.router_bias)
+        parts["router"] = moe.choices * (layer.hidden + moe.router_bias)
         parts["experts"] = moe.n_experts * _feed_forward(layer, moe.expert_ffn)
         if moe.shared_ffn:
             parts["shared_experts"] = _feed_forward(layer, moe.shared_ffn) + moe.shared_gate * layer.hidden
@@ -41,7 +43,7 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
 def outer_parameters(spec: ModelSpec) -> dict[str, int]:
     """Returns the parameters outside the layers by part, for the parts that the model has; a tied head adds no matrix.
 
-    Parts: embedding, position_embedding, token_type_embedding, layer_input_table, layer_input_projection,
+    Parts: embedding, position_embedding, token_type_embedding, layer_input_table, layer_input_projection, streams,
     embedding_norm, final_norm, pooler, head_transform, head.
     """
     hidden, norm, inputs = spec.hidden, _norm(spec, spec.hidden), spec.n_layers * spec.layer_input
@@ -51,6 +53,7 @@ def outer_parameters(spec: ModelSpec) -> dict[str, int]:
         "token_type_embedding": spec.token_types * hidden,
         "layer_input_table": spec.layer_input_vocab * inputs,
         "layer_input_projection": hidden * inputs + bool(inputs) * _norm(spec, spec.layer_input),
+        "streams": spec.streams.outer_parameters(hidden) if spec.streams else 0,
         "embedding_norm": norm * spec.embedding_norm,
         "final_norm": norm * spec.final_norm,
         "pooler": spec.pooler * (hidden * hidden + hidden) + spec.pooler_classes * (hidden + 1),
@@ -68,13 +71,16 @@ def parameter_count(spec: ModelSpec) -> int:
 
 
 def active_parameter_count(spec: ModelSpec) -> int:
-    """Returns the number of parameters that compute one token: all but those of experts that it doesn't reach."""
+    """Returns the number of parameters that compute one token: all but those of experts that it doesn't reach.
+
+    Where a router may choose experts without weights, it is the mean over tokens.
+    """
     idle = sum(
-        n * (layer.moe.n_experts - layer.moe.top_k) * _feed_forward(layer, layer.moe.expert_ffn)
+        n * (layer.moe.n_experts - layer.moe.mean_reached) * _feed_forward(layer, layer.moe.expert_ffn)
         for layer, n in layer_counts(spec)
         if layer.moe
     )
-    return parameter_count(spec) - idle
+    return parameter_count(spec) - round(idle)
 
 
 @lru_cache(maxsize=256)
@@ -164,10 +170,16 @@ def _indexer(spec: ModelSpec, indexer: IndexerSpec) -> int:
     return rank * indexer.heads * width + spec.hidden * width + 2 * width + spec.hidden * indexer.heads
 
 
+def halves(spec: ModelSpec) -> int:
+    """Returns how many halves a layer has: mixer and feed-forward, or one of them."""
+    return spec.has_mixer + spec.has_feed_forward
+
+
 def _layer_norms(spec: ModelSpec) -> int:
-    halves = 1 if spec.parallel and spec.shared_norm else spec.has_mixer + spec.has_feed_forward
+    places = 1 if spec.parallel and spec.shared_norm else halves(spec)
     each = 2 if spec.norm_place == "both" else 1
-    count = (spec.block_norms * halves * each + bool(spec.layer_input)) * _norm(spec, spec.hidden)
+    beside = bool(spec.layer_input) + bool(spec.laurel_rank)
+    count = (spec.block_norms * places * each + beside) * _norm(spec, spec.hidden)
     if spec.n_heads and spec.mla:
         count += _norm(spec, spec.mla.kv_lora_rank) + _norm(spec, spec.mla.q_lora_rank or 0)
     elif spec.n_heads and spec.qk_norm:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from forerun.common.errors import ForerunError
 from forerun.describe.model.scan import ScanSpec
+from forerun.describe.model.streams import StreamsSpec
 
 MOST_LAYERS = 1024
 """those of DeepNet (arXiv 2203.00555), the deepest published model, and some"""
@@ -45,12 +46,16 @@ class MoESpec:
     top_groups: int = 1
     capacity_factor: float | None = None
     """each expert pads or drops its tokens to this multiple of the mean; None: it takes all of them"""
+    zero_experts: int = 0
+    """experts without weights among which the router also chooses: they return the token (LongCat-Flash)"""
 
     def __post_init__(self) -> None:
         if min(self.n_experts, self.expert_ffn) < 1 or min(self.shared_ffn, self.n_dense_layers) < 0:
             raise ForerunError(f"moe: n_experts and expert_ffn must be at least 1, the others at least 0: {self}")
         if not 0 < self.top_k <= self.n_experts:
             raise ForerunError(f"moe: top_k {self.top_k} must be at most n_experts {self.n_experts}")
+        if self.zero_experts < 0 or (self.zero_experts and self.n_groups > 1):
+            raise ForerunError(f"moe: zero_experts must be at least 0, and 0 with groups of experts: {self}")
         if self.n_groups < 1 or self.n_experts % self.n_groups or not 1 <= self.top_groups <= self.n_groups:
             raise ForerunError(
                 f"moe: n_groups {self.n_groups} must divide n_experts {self.n_experts}, and top_groups"
@@ -62,6 +67,16 @@ class MoESpec:
             )
         if self.capacity_factor is not None and self.capacity_factor <= 0:
             raise ForerunError(f"moe: capacity_factor must be positive, got {self.capacity_factor}")
+
+    @property
+    def choices(self) -> int:
+        """Returns the number of experts that the router scores, with and without weights."""
+        return self.n_experts + self.zero_experts
+
+    @property
+    def mean_reached(self) -> float:
+        """Returns the experts with weights that a token reaches on average, where all are chosen equally often."""
+        return self.top_k * self.n_experts / self.choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +109,7 @@ class IndexerSpec:
             raise ForerunError(f"indexer: every size must be at least 1: {self}")
 
 
-_WIDTHS = ("v_head_dim", "layer_input", "layer_input_vocab")
+_WIDTHS = ("v_head_dim", "layer_input", "layer_input_vocab", "laurel_rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +177,12 @@ class ModelSpec:
     """width of an input that each layer has for itself, from a table of its own and from the embedding (Gemma 4)"""
     layer_input_vocab: int = 0
     """rows of the table of these inputs"""
+    streams: StreamsSpec | None = None
+    """several residual streams in place of one"""
+    laurel_rank: int = 0
+    """rank of a learned residual beside the mixer (LAuReL, arXiv 2411.07501); 0: there is none"""
+    sparse_gate: bool = False
+    """the feed-forward keeps only values of its gate that lie far above the mean of their token (Gemma 3n)"""
     attention_dropout: bool | None = None
     """whether training drops probabilities of attention at random; None: as the framework's recipes do"""
     hidden_dropout: bool | None = None
@@ -205,6 +226,8 @@ class ModelSpec:
             raise ForerunError(
                 f"model {self.name}: n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}"
             )
+        if self.streams and self.parallel:
+            raise ForerunError(f"model {self.name}: several residual streams need halves in turn, not parallel: true")
         if self.pooler_classes and not self.pooler:
             raise ForerunError(f"model {self.name}: pooler_classes {self.pooler_classes} needs pooler: true")
         for key in ("max_positions", "token_types", "pooler_classes", "other_parameters", *_WIDTHS):
@@ -251,6 +274,19 @@ class ModelSpec:
     def layer(self, layer: int) -> ModelSpec:
         """Returns layer number `layer` (from 0) as a model of this one layer."""
         return self.kinds[self.kind_of_layer[layer]]
+
+    def kv_source(self, layer: int) -> int:
+        """Returns the layer whose keys and values layer number `layer` reads: itself, or the last one before it that
+        has its own and the same window."""
+        here = self.layer(layer)
+        if not here.shared_kv:
+            return layer
+        others = ((number, self.layer(number)) for number in range(layer - 1, -1, -1))
+        return next(
+            number
+            for number, one in others
+            if one.n_heads and not one.shared_kv and one.sliding_window == here.sliding_window
+        )
 
     def is_moe_layer(self, layer: int) -> bool:
         """Returns whether layer number `layer` (from 0) has experts instead of a dense feed-forward."""

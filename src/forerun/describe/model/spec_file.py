@@ -22,11 +22,23 @@ from forerun.describe.model.fields import Fields, read_yaml
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.scan import ScanSpec
 from forerun.describe.model.spec import IndexerSpec, LayerChanges, MLASpec, ModelSpec, MoESpec
+from forerun.describe.model.streams import StreamsSpec
 
 _PUBLISHED = ("parameters", "parameters_billion")
 _MOST_PARAMETERS = 10**15
-_Part = ModelSpec | MoESpec | MLASpec | ScanSpec | IndexerSpec
-_OF_THE_MODEL = ("name", "n_layers", "hidden", "vocab", "tied_embeddings", "layers", "notes", "norm", "final_norm")
+_Part = ModelSpec | MoESpec | MLASpec | ScanSpec | IndexerSpec | StreamsSpec
+_OF_THE_MODEL = (
+    "name",
+    "n_layers",
+    "hidden",
+    "vocab",
+    "tied_embeddings",
+    "layers",
+    "notes",
+    "norm",
+    "final_norm",
+    "streams",
+)
 """fields that no layer changes"""
 
 
@@ -65,7 +77,7 @@ def spec_mapping(spec: _Part) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     """Returns a value of a field as files hold it."""
-    if isinstance(value, (ModelSpec, MoESpec, MLASpec, ScanSpec, IndexerSpec)):
+    if isinstance(value, (ModelSpec, MoESpec, MLASpec, ScanSpec, IndexerSpec, StreamsSpec)):
         return spec_mapping(value)
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 

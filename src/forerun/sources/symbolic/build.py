@@ -85,12 +85,16 @@ class _Builder:
         self._parts: dict[int, tuple[Any, ...]] = {}
         """what the parts of a unit share: all fields of Part after its layer"""
         self._exchanging: dict[int, bool] = {}
-        self.wires = Wires(self.kernels, self.blocks.add)
+        self.wires = Wires(self.kernels, self.blocks.add, [self._carried(stage) for stage in staged.stages[1:]])
         self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"
         wider = DTYPE_BYTES[self.kernels.accumulate_dtype] > self.kernels.grad_bytes
         self.late = stack.late_accumulation and wider and not self.parallel.fsdp
         self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
         self.gradients = GradientSteps(self.kernels, self.parallel, self.blocks.add)
+
+    def _carried(self, stage: list[tuple[Unit, int]]) -> int:
+        """Returns the bytes that a stage gets beside the output of the layer before its first one."""
+        return self.kernels.carried_bytes(stage[0][1]) if stage and stage[0][1] > 0 else 0
 
     # -- parts -----------------------------------------------------------------------------------------------
 

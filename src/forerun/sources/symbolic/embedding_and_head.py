@@ -7,6 +7,7 @@ from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.shapes import ceil_div
+from forerun.sources.symbolic.streams import closed, opened, stream_bytes
 from forerun.sources.symbolic.tape import Stage, Tape, TapeOp, on_compute
 from forerun.sources.symbolic.weights import Weights
 
@@ -52,6 +53,7 @@ def embedding_section(kernels: TransformerKernels) -> Section:
         _layer_inputs(section, inputs)
     if model.embedding_norm:
         section.norm("embedding.norm", "x", "x.normed", s.tokens_sp, EMBEDDING)
+    opened(section, "x.normed" if model.embedding_norm else "x", EMBEDDING)
     return section
 
 
@@ -74,9 +76,9 @@ def _layer_inputs(section: Section, width: int) -> None:
 def head_section(kernels: TransformerKernels) -> Section:
     """Returns the section of final norm, head matrix (the embedding's when tied) and loss."""
     s, model, plan = kernels.shapes, kernels.model, kernels.plan
-    row = s.hidden * kernels.stream_bytes
-    section = Section(kernels, Tape([("x", s.tokens_sp * row)], kernels.marker), Weights())
-    x = "x"
+    section = Section(kernels, Tape([], kernels.marker), Weights())
+    section.tape.inputs = (("x", stream_bytes(section)),)
+    x = closed(section, "x", HEAD)
     if model.final_norm:
         section.norm("final_norm", x, "x.normed", s.tokens_sp, HEAD)
         x = "x.normed"

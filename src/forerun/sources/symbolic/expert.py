@@ -26,15 +26,15 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     assert moe is not None
     tokens = s.tokens_sp  # a rank routes its own tokens
     row = s.hidden * s.act_bytes
-    section.weights.add_matrix(s.hidden, moe.n_experts)
+    section.weights.add_matrix(s.hidden, moe.choices)
     if moe.router_bias:
-        section.weights.vectors.append(moe.n_experts)
+        section.weights.vectors.append(moe.choices)
     section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
-    section.linear(Product("ffn.router", x, "scores", s.hidden, moe.n_experts, False, module), tokens, keeps_input=True)
+    section.linear(Product("ffn.router", x, "scores", s.hidden, moe.choices, False, module), tokens, keeps_input=True)
     section.pointwise(
         "ffn.route",
         "router",
-        tokens * moe.n_experts,
+        tokens * moe.choices,
         kernels.stack.moe,
         ("scores",),
         (("weights", tokens * moe.top_k * 8),),
@@ -65,8 +65,10 @@ class _Routed:
         assert moe is not None
         self.kernels, self.shapes, self.moe = kernels, kernels.shapes, moe
         self.tokens = self.shapes.tokens_sp
-        self.copies = self.tokens * moe.top_k
-        """rows that leave for all experts of the rank's tokens"""
+        self.reached = max(1, round(moe.mean_reached))
+        """experts with weights that a token chooses"""
+        self.copies = round(self.tokens * moe.mean_reached)
+        """rows that leave for all experts of the rank's tokens; those without weights stay where they are"""
         self.local = max(1, moe.n_experts // plan.ep)
         """experts of the rank"""
         self.busiest, self.fullest = self._loads()
@@ -88,7 +90,7 @@ class _Routed:
         if plan.expert_routing == BALANCED:
             return plan.expert_imbalance, plan.expert_imbalance
         tokens, layers = self.tokens * plan.ep * plan.etp, self.kernels.depth // plan.pp
-        found = spread(plan.expert_routing, moe.n_experts, moe.top_k, plan.ep, tokens, layers)
+        found = spread(plan.expert_routing, moe.n_experts, self.reached, plan.ep, tokens, layers)
         return max(found.busiest, plan.expert_imbalance), max(found.fullest, plan.expert_imbalance)
 
     def _kept(self, rows: int) -> int:
@@ -169,12 +171,12 @@ class _Routed:
     @property
     def _unique(self) -> int:
         """Returns the tokens that arrive at the rank: one may have several of its experts."""
-        share = parts_reached(self.kernels.plan.ep, self._routing(0)) / self.moe.top_k
+        share = parts_reached(self.kernels.plan.ep, self._routing(0)) / self.reached
         return round(self.copies * self.busiest * share)
 
     def _routing(self, combine: int) -> TokenExchange[int]:
         moe = self.moe
-        return TokenExchange(moe.n_experts, moe.top_k, moe.n_groups, moe.top_groups, combine)
+        return TokenExchange(moe.n_experts, self.reached, moe.n_groups, moe.top_groups, combine)
 
     def _by_kernel(self, name: str, combine: int) -> list[Stage]:
         """Returns the dispatcher's kernel that brings tokens to experts, or back."""

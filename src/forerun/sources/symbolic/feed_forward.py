@@ -19,6 +19,8 @@ def feed_forward(section: Section, x: str, y: str, module: int, width: int | Non
             outs = [(f"{prefix}.gate", f"{prefix}.g", width), (f"{prefix}.up", f"{prefix}.u", width)]
         section.column(f"{prefix}.up", x, s.hidden, outs, bias, module)
         reads = tuple(tensor for _, tensor, _ in outs)
+        if kernels.model.sparse_gate:
+            reads = (_sparse_gate(section, reads[0], s.tokens * width, module), *reads[1:])
         saves = reads
         makes = [(act, size)]
         if kernels.keeps_steps(kernels.stack.activation):  # the second product reads silu(gate) in backward
@@ -33,3 +35,11 @@ def feed_forward(section: Section, x: str, y: str, module: int, width: int | Non
             act, pattern, s.tokens * width, kernels.stack.activation, reads, ((act, size),), reads, module
         )
     section.row(f"{prefix}.down", act, y, width, s.hidden, bias, module)
+
+
+def _sparse_gate(section: Section, gate: str, elements: int, module: int) -> str:
+    """Writes the cutoff of a gate at some deviations above the mean of each token; returns the name of the result."""
+    kernels, y = section.kernels, gate + ".cut"
+    makes = ((y, elements * kernels.shapes.act_bytes),)
+    section.pointwise(y, "sparse_gate", elements, kernels.stack.activation, (gate,), makes, (gate,), module)
+    return y

@@ -79,6 +79,10 @@ class PlanKernels:
         self.tied_elements = 0
         """elements of the matrix that embedding and head share where they are tied"""
 
+    def carried_bytes(self, layer: int) -> int:
+        """Returns the bytes that cross a pipeline border before layer number `layer` beside what crosses each."""
+        return 0
+
     @cached_property
     def accumulate_dtype(self) -> str:
         """Returns the dtype of the buffer that micro batches add their gradients to."""
@@ -229,11 +233,22 @@ class TransformerKernels(PlanKernels):
         self.dispatcher = rules.token_dispatcher(plan, stack)
         self.breaks_graphs = rules.breaks_graphs(model, plan, stack)
         self.shapes = shapes = Shapes.of(model, plan, stack)
-        share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
-        super().__init__(plan, stack, groups, MODULES, shapes.tokens * shapes.hidden * shapes.act_bytes // share)
+        self._border_share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
+        row = shapes.hidden * (model.streams.count if model.streams else 1) * shapes.act_bytes
+        super().__init__(plan, stack, groups, MODULES, shapes.tokens * row // self._border_share)
         self.tied_elements = shapes.vocab * shapes.hidden
         self.scores = False
         """whether the kernels are those of a reference model, which runs forward passes without adapters"""
+
+    def carried_bytes(self, layer: int) -> int:
+        """Returns the bytes of the inputs that the layers from `layer` on have for themselves, and of the keys and
+        values that they share with earlier ones."""
+        model, s = self.model, self.shapes
+        behind = range(layer, model.n_layers)
+        inputs = s.tokens * len(behind) * model.layer_input * s.act_bytes // self._border_share
+        sources = {model.kv_source(number) for number in behind if model.layer(number).shared_kv}
+        read = [Shapes.of(model.layer(number), self.plan, self.stack) for number in sources if number < layer]
+        return inputs + sum(s.tokens * one.kv_heads * (one.head_dim + one.v_head_dim) * s.act_bytes for one in read)
 
     @property
     def norm_pattern(self) -> str:

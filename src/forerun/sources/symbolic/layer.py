@@ -13,6 +13,7 @@ from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.queries_keys_values import SHARED
 from forerun.sources.symbolic.recurrence import scan
+from forerun.sources.symbolic.streams import after_half, after_layer, before_half, before_layer, stream_bytes
 from forerun.sources.symbolic.tape import Region, Tape, TapeOp, keep_nothing
 from forerun.sources.symbolic.weights import Weights
 
@@ -22,36 +23,76 @@ ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
 
 def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
     """Returns the section (tape and weights) of the layer that `kernels.model` describes."""
-    shapes, model = kernels.shapes, kernels.model
-    size = shapes.tokens_sp * shapes.hidden * kernels.stream_bytes
+    model = kernels.model
     shared = [(name, 0) for name in SHARED] if model.shared_kv else []
-    tape = Tape([("x", size), *shared], kernels.marker)
-    section = Section(kernels, tape, Weights())
+    section = Section(kernels, Tape([], kernels.marker), Weights())
+    tape = section.tape
+    tape.inputs = (("x", stream_bytes(section)), *shared)
     if model.parallel:
         _parallel_halves(section)
     else:
-        stream = "x"
-        if model.has_mixer:
-            branch = _half(section, stream, ATTENTION)
-            stream = "h" if model.has_feed_forward else "y"
-            section.residual("attention_residual", "x", branch, stream, ATTENTION)
-        if model.has_feed_forward:
-            branch = _half(section, stream, FFN)
-            after = "f" if model.layer_input else "y"
-            section.residual("ffn_residual", stream, branch, after, FFN)
-        if model.layer_input:
-            _layer_input(section, "f", "y")
+        _halves_in_turn(section)
     section.weights.vectors += [model.other_parameters] * (model.other_parameters > 0)
     section.freeze()
     settle_activations(kernels, tape, checkpointed)
     return section
 
 
-def _layer_input(section: Section, x: str, y: str) -> None:
-    """Writes the branch that gates the layer's own input by `x`; every tensor-parallel rank has its weights whole."""
+def _halves_in_turn(section: Section) -> None:
+    """Writes a layer whose feed-forward reads what its mixer has added to the stream."""
+    model, corrects = section.kernels.model, section.kernels.model.streams
+    altup = corrects is not None and corrects.rule == "altup"
+    start = stream = before_layer(section, "x", ATTENTION)
+    ends = ["y"] + ["f"] * (model.layer_input > 0) + ["c"] * altup
+    """names of the stream behind the last half, the corrected streams and the layer, last first"""
+    if model.has_mixer:
+        branch = _half(section, stream, ATTENTION)
+        after = "h" if model.has_feed_forward else ends[-1]
+        mixed = "g" if model.laurel_rank else after
+        after_half(section, "attention_residual", stream, branch, mixed, ATTENTION)
+        if model.laurel_rank:
+            _laurel_sum(section, mixed, after)
+        stream = after
+    if model.has_feed_forward:
+        branch = _half(section, stream, FFN)
+        after_half(section, "ffn_residual", stream, branch, ends[-1], FFN)
+    if altup:
+        after_layer(section, start, ends.pop(), ends[-1], FFN)
+    if model.layer_input:
+        _layer_input(section, ends.pop(), ends[-1])
+
+
+def _laurel(section: Section, x: str) -> None:
+    """Writes the learned residual of the normed `x`: x plus the norm of a product of low rank."""
+    kernels, s, rank = section.kernels, section.kernels.shapes, section.kernels.model.laurel_rank
+    section.weights.add_matrix(s.hidden, rank)
+    section.weights.add_matrix(rank, s.hidden)
+    section.fan_out("laurel", x, s.tokens_sp * s.hidden, 3, ATTENTION)
+    section.linear(Product("laurel.left", x, "laurel.low", s.hidden, rank, False, ATTENTION), s.tokens_sp)
+    section.linear(Product("laurel.right", "laurel.low", "laurel.out", rank, s.hidden, False, ATTENTION), s.tokens_sp)
+    section.norm("laurel.norm", "laurel.out", "laurel.normed", s.tokens_sp, ATTENTION_NORM)
+    forward, backward = kernels.pattern("residual", s.tokens_sp * s.hidden, kernels.stack.residual)
+    makes, reads = (("laurel.y", s.tokens_sp * s.hidden * s.act_bytes),), (x, "laurel.normed")
+    section.tape.add(TapeOp("laurel.residual", "residual", ATTENTION, forward, backward, reads=reads, makes=makes))
+
+
+def _laurel_sum(section: Section, x: str, y: str) -> None:
+    """Writes y = (x + learned residual) / sqrt(2)."""
     kernels, s = section.kernels, section.kernels.shapes
-    width, style = kernels.model.layer_input, kernels.stack.activation
-    gate, product, out = "layer_input.gate", "layer_input.product", "layer_input.out"
+    elements, makes = s.tokens_sp * s.hidden, ((y, s.tokens_sp * s.hidden * kernels.stream_bytes),)
+    section.pointwise(
+        "laurel.sum", "scaled_sum", elements, kernels.stack.residual, (x, "laurel.y"), makes, (), ATTENTION, "residual"
+    )
+
+
+def _layer_input(section: Section, x: str, y: str) -> None:
+    """Writes the branch that gates the layer's own input by `x`; every tensor-parallel rank has its weights whole.
+
+    Of several streams the first one gates it, and the others take what the branch gives.
+    """
+    kernels, s = section.kernels, section.kernels.shapes
+    width, style, streams = kernels.model.layer_input, kernels.stack.activation, kernels.model.streams
+    gate, product, out = "layer_input.in", "layer_input.product", "layer_input.out"
     section.weights.add_matrix(s.hidden, width)
     section.linear(Product(gate, x, gate, s.hidden, width, False, FFN), s.tokens_sp)
     makes = ((product, s.tokens_sp * width * s.act_bytes),)
@@ -59,12 +100,21 @@ def _layer_input(section: Section, x: str, y: str) -> None:
     section.weights.add_matrix(width, s.hidden)
     section.linear(Product(out, product, out, width, s.hidden, False, FFN), s.tokens_sp)
     section.norm("layer_input.norm", out, out + ".normed", s.tokens_sp, FFN_NORM)
-    section.residual("layer_input_residual", x, out + ".normed", y, FFN)
+    if streams is None:
+        section.residual("layer_input_residual", x, out + ".normed", y, FFN)
+        return
+    elements, makes = (streams.count - 1) * s.tokens_sp * s.hidden, ((y, stream_bytes(section)),)
+    reads = (x, out + ".normed")
+    section.pointwise(
+        "layer_input_residual", "residual", elements, kernels.stack.residual, reads, makes, (), FFN, "residual"
+    )
 
 
 def _half(section: Section, stream: str, half: int) -> str:
     """Writes the norms and the mixer or the feed-forward of a layer; returns the name of what it adds to `stream`."""
-    inside = _normed(section, stream, half)
+    inside = _normed(section, before_half(section, stream, half), half)
+    if half == ATTENTION and section.kernels.model.laurel_rank:
+        _laurel(section, inside)
     branch = _mixer(section, inside) if half == ATTENTION else _feed_forward(section, inside)
     return _normed_branch(section, branch, half)
 

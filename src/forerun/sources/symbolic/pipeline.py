@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from forerun.core.program.builder import BlockBuilder
@@ -31,12 +31,15 @@ _STREAMS = {
 class Wires:
     """Channels and blocks of the stage borders of one plan."""
 
-    def __init__(self, kernels: PlanKernels, add_block: Callable[[Block], int]) -> None:
+    def __init__(self, kernels: PlanKernels, add_block: Callable[[Block], int], carried: Sequence[int]) -> None:
+        """`carried` are the bytes that cross each border beside the output of the layer before it."""
+        self.carried = carried
         self.kernels, self.add_block = kernels, add_block
         self.channels: list[Channel] = []
         self._numbers: dict[tuple[str, int], int] = {}
         self._blocks: dict[tuple[str, str, int], int] = {}
         self.size_bytes = kernels.border_bytes
+        """bytes of the output of a stage's last layer"""
         plan = kernels.plan
         ranks = [stage_rank(plan, stage) for stage in range(plan.n_stages)]
         self._crosses = [a != b for a, b in pairwise(ranks)]
@@ -76,7 +79,11 @@ class Wires:
         a, b = sorted((stage_rank(plan, stage), stage_rank(plan, stage + 1)))
         per_node = kernels.groups[kernels.group_index["pp"]].ranks_per_node
         near = a // per_node == b // per_node
-        return kernels.p2p("pipeline." + what, "pp_near" if near else "pp_far", self.size_bytes)
+        return kernels.p2p("pipeline." + what, "pp_near" if near else "pp_far", self._sent_bytes(stage))
+
+    def _sent_bytes(self, stage: int) -> int:
+        """Returns the bytes that cross the border after `stage` in either direction."""
+        return self.size_bytes + self.carried[stage]
 
     def block(self, action: str, what: str, stage: int) -> int:
         """Returns the number of the block that does `action` (send, recv) of `what` over the border after `stage`.
@@ -100,9 +107,14 @@ class Wires:
             self._op(what, stage), stream, phase, after=(start,), record=slot, channel=self._channel(what, stage)
         )
         if action == "recv" and not self.kernels.stack.pipeline_keeps:
-            block.tensor(self.size_bytes, Category.COMMUNICATION, 0, 1)
+            block.tensor(self._sent_bytes(stage) if grad else self.size_bytes, Category.COMMUNICATION, 0, 1)
         if action == "send" and not grad and self.kernels.stack.pipeline_keeps:
             block.tensor(self.size_bytes, Category.ACTIVATION, 0, -1)
+        if self.carried[stage] and not self.kernels.stack.pipeline_keeps:  # layers of the stage behind read it later
+            if action == "recv" and not grad:
+                block.tensor(self.carried[stage], Category.ACTIVATION, 0, -1)
+            if action == "send" and grad:
+                block.tensor(self.carried[stage], Category.ACTIVATION, -1, 1)
         return block.build(f"{action} {what}")
 
     def forget(self) -> int:
@@ -120,9 +132,10 @@ class Wires:
         plan = self.kernels.plan
         if not self.kernels.stack.pipeline_keeps:
             return 0
-        received = sum(stage > 0 and self.crosses(stage - 1) for stage in stages)
-        received += sum(stage < plan.n_stages - 1 and self.crosses(stage) for stage in stages)
-        return received * plan.n_microbatches * self.size_bytes
+        before = [stage - 1 for stage in stages if stage > 0]
+        behind = [stage for stage in stages if stage < plan.n_stages - 1]
+        received = sum(self._sent_bytes(border) for border in (*before, *behind) if self.crosses(border))
+        return received * plan.n_microbatches
 
     def read_loss(self) -> int:
         """Returns the number of the block in which the host waits until the device has computed a loss."""
