@@ -198,6 +198,7 @@ def test_catalogues_are_listed(forerun, name, expected):
 
 def test_version(forerun):
     assert forerun("version").stdout.startswith("forerun 0.")
+    assert forerun("--version").stdout == forerun("version").stdout
 
 
 def test_a_reader_that_leaves_is_no_error():

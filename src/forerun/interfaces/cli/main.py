@@ -52,7 +52,7 @@ COMMANDS = {
     "dse": "Explore a design space of workloads, systems and strategies.",
     "init": "Write a first YAML file from four answers.",
     "doctor": "Say what this installation has and lacks.",
-    "version": "Print the version.",
+    "version": "Print the version, as forerun --version does.",
 }
 _WITHOUT_LIMITS = frozenset({"trace", "serve", "models", "clusters", "stacks", "init", "doctor", "version"})
 """the commands that answer at once, go on until they are ended, or have limits of their own"""
@@ -157,6 +157,8 @@ def app_of(arguments: list[str]) -> typer.Typer:
 
 def _rewritten(arguments: list[str]) -> list[str]:
     """Returns the arguments as the command wants them; one that takes several plans reads values of flags."""
+    if arguments[:1] == ["--version"]:
+        return ["version", *arguments[1:]]
     if arguments[:1] != ["plan"]:
         return arguments
     rewrite: Callable[[list[str]], list[str]] = import_module("forerun.interfaces.cli.plan_options").flags_with_values
