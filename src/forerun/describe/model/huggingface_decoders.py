@@ -17,11 +17,11 @@ from forerun.describe.model.spec_file import even_head_dim
 _GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_new": "geglu", "gelu_pytorch_tanh": "geglu"}
 PLAIN = {
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"), "gelu"),
-    **dict.fromkeys(("silu", "swish"), "gelu"),
+    **dict.fromkeys(("silu", "swish", "xielu"), "gelu"),
     "relu": "relu",
     "relu2": "relu2",
 }
-"""feed-forwards of two matrices, by their activation; silu costs what gelu does"""
+"""feed-forwards of two matrices, by their activation; silu and xIELU cost what gelu does"""
 _MISTRAL_WINDOW = 4096
 """MistralConfig's default where `sliding_window` is not in the file at all"""
 

@@ -123,9 +123,9 @@ def experts(
         return MoESpec(n_experts, chosen, width, shared_width, dense_layers, gate, router_bias)
 
 
-def in_groups(config: Fields, moe: MoESpec) -> MoESpec:
+def in_groups(config: Fields, moe: MoESpec, key: str = "n_group") -> MoESpec:
     """Returns the experts in the groups of which a token first chooses some."""
-    groups, chosen = config.integer("n_group", 1), config.integer("topk_group", 1)
+    groups, chosen = config.integer(key, 1), config.integer("topk_group", 1)
     with at(config.place):
         return replace(moe, n_groups=groups, top_groups=chosen)
 

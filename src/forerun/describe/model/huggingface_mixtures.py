@@ -31,14 +31,14 @@ def gpt_oss(config: Fields) -> Values:
 def glm4_moe(config: Fields) -> Values:
     """Reads GLM-4.5: dense first layers, shared experts, biases on queries, keys and values."""
     norms = {"qk_norm": config.flag("use_qk_norm"), "qkv_bias": config.flag("attention_bias")}
-    return decoder(config) | norms | {"moe": _grouped(config)}
+    return decoder(config) | norms | {"moe": grouped(config)}
 
 
 @family("solar_open", "SolarOpenForCausalLM")
 def solar_open(config: Fields) -> Values:
     """Reads Solar Open: GLM-4.5 with experts in every layer unless the file says otherwise."""
     bias = {"qkv_bias": config.flag("attention_bias")}
-    return decoder(config, defaults={"ffn_hidden": 0}) | bias | {"moe": _grouped(config)}
+    return decoder(config, defaults={"ffn_hidden": 0}) | bias | {"moe": grouped(config)}
 
 
 @family("dots1", "Dots1ForCausalLM")
@@ -46,10 +46,10 @@ def dots1(config: Fields) -> Values:
     """Reads dots.llm1: GLM-4.5 with norms on queries and keys."""
     config.stated("max_window_layers")
     windows = window(config, optional(config, "sliding_window"), [FULL] * config.integer("num_hidden_layers"))
-    return decoder(config) | attention_bias(config) | windows | {"qk_norm": True, "moe": _grouped(config)}
+    return decoder(config) | attention_bias(config) | windows | {"qk_norm": True, "moe": grouped(config)}
 
 
-def _grouped(config: Fields, shared: str = "n_shared_experts", count: str = "n_routed_experts") -> MoESpec:
+def grouped(config: Fields, shared: str = "n_shared_experts", count: str = "n_routed_experts") -> MoESpec:
     """Reads experts as DeepSeek-V3 has them: dense first layers, shared experts, a correction bias."""
     width = config.integer("moe_intermediate_size")
     dense = _first_dense(config)
@@ -83,7 +83,7 @@ def mimo_v2_flash(config: Fields) -> Values:
     """
     values = decoder(config, needs_kv_heads=True) | {
         "v_head_dim": config.integer("v_head_dim"),
-        "moe": _grouped(config),
+        "moe": grouped(config),
     }
     values |= {"qkv_bias": config.flag("attention_bias")}
     layers, kv_heads = config.integer("num_hidden_layers"), config.integer("num_key_value_heads")
@@ -127,7 +127,7 @@ def latent_experts(config: Fields) -> Values:
     """Reads GLM-4.7 Flash: DeepSeek-V3's layers."""
     config.stated("head_dim")
     values = deepseek(config, router_bias=True)
-    return values | {"moe": _grouped(config)}
+    return values | {"moe": grouped(config)}
 
 
 @family("youtu", "YoutuForCausalLM")
@@ -226,7 +226,7 @@ def minimax_m2(config: Fields) -> Values:
 @family("exaone_moe", "ExaoneMoeForCausalLM")
 def exaone_moe(config: Fields) -> Values:
     """Reads K-EXAONE: EXAONE 4's attention with norms before each half, and experts behind dense first layers."""
-    moe = _grouped(config, "num_shared_experts", "num_experts")
+    moe = grouped(config, "num_shared_experts", "num_experts")
     return exaone4(config) | {"norm_place": "before", "moe": moe}
 
 
