@@ -155,3 +155,9 @@ def test_what_transformers_builds_is_what_the_family_reads(name: str) -> None:
     spec = spec_from_transformers(Fields(entry["config"], name), name)
     assert parameter_count(spec) == entry["counts"]["total"]
     assert [spec.layer(layer).sliding_window for layer in (0, 1)] in ([4096, None], [128, None])
+
+
+def test_layers_with_a_recurrence_are_not_taken_for_attention() -> None:
+    more = SHAPES | {"model.layers.0.linear_attn.A_log": (16,)}
+    with pytest.raises(ForerunError, match="recurrence"):
+        recognised(more, Fields(LLAMA, "config.json"), "new")

@@ -12,8 +12,9 @@ from forerun.core.program.counts import op_counts
 from forerun.core.program.model_flops import counted_flops
 from forerun.core.program.types import Category, OpKind, Phase, Program
 from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.matrices import matrices
 from forerun.describe.model.parameters import kind_parameters, outer_parameters, parameter_count
-from forerun.describe.model.spec import ModelSpec, MoESpec
+from forerun.describe.model.spec import IndexerSpec, MLASpec, ModelSpec, MoESpec
 from forerun.describe.model.streams import StreamsSpec
 from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.build import build
@@ -122,3 +123,16 @@ def test_a_sparse_gate_moves_memory_and_multiplies_nothing() -> None:
     sparse = program_of(replace(PLAIN, sparse_gate=True))
     assert forward_flops(replace(PLAIN, sparse_gate=True)) == forward_flops(PLAIN)
     assert np.isin("sparse_gate", np.array(sparse.ops.name))
+
+
+def test_layers_that_share_an_indexer_only_read_fewer_keys() -> None:
+    mla = MLASpec(32, 48, 16, 64)
+    whole = replace(PLAIN, mla=mla, attention_gate=True, n_kv_heads=4)
+    chosen = replace(whole, indexer=IndexerSpec(2, 32, SEQ // 4, shared=True))
+    own = replace(whole, indexer=IndexerSpec(2, 32, SEQ // 4))
+    assert parameter_count(chosen) == parameter_count(whole) < parameter_count(own)
+    scores = 2 * SEQ * SEQ * 4 * (64 + 64) * 4  # of four layers with four heads
+    assert forward_flops(whole) - forward_flops(chosen) == scores * 3 / 4
+    gate = 2 * SEQ * 4 * 256 * 4 * 64
+    assert forward_flops(whole) - forward_flops(replace(whole, attention_gate=False)) == gate
+    assert sum(m * n for (m, n), k in matrices(chosen).items() for _ in range(k)) < parameter_count(chosen)

@@ -5,6 +5,9 @@ Each reader returns the fields of ModelSpec except its name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from forerun.common.errors import at
 from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
@@ -113,13 +116,21 @@ def mimo_v2_flash(config: Fields) -> Values:
 @family("glm_moe_dsa", "GlmMoeDsaForCausalLM")
 def deepseek_v32(config: Fields) -> Values:
     """Reads DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an indexer that chooses the keys of a query."""
+    return latent_experts(config) | each_layer(indexed(config))
+
+
+def indexed(config: Fields, default: Sequence[str] = ()) -> list[Values]:
+    """Reads what each layer changes by its indexer: its own, or the choice of the last layer that has one.
+
+    `default` are the family's words for `indexer_types`, all "full" unless given.
+    """
     indexer = IndexerSpec(
         config.integer("index_n_heads"), config.integer("index_head_dim"), config.integer("index_topk")
     )
     layers = config.integer("num_hidden_layers")
     layer_words(config, "layer_types", ("indexed_attention", FULL), ["indexed_attention"] * layers)
-    layer_words(config, "indexer_types", ("full",), ["full"] * layers)
-    return latent_experts(config) | {"indexer": indexer}
+    words = layer_words(config, "indexer_types", ("full", "shared"), default or ["full"] * layers)
+    return [{"indexer": replace(indexer, shared=word == "shared")} for word in words]
 
 
 @family("glm4_moe_lite", "Glm4MoeLiteForCausalLM")

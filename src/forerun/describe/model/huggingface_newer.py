@@ -14,9 +14,11 @@ from forerun.describe.model.huggingface_decoders import attention_bias, decoder,
 from forerun.describe.model.huggingface_dense import cohere2
 from forerun.describe.model.huggingface_experts import deepseek, experts, in_groups, latent, mixed
 from forerun.describe.model.huggingface_gemma4 import gemma4
-from forerun.describe.model.huggingface_mixtures import glm4_moe, grouped, youtu
+from forerun.describe.model.huggingface_mixtures import glm4_moe, grouped, latent_experts, youtu
+from forerun.describe.model.huggingface_recurrent import delta_rule
 from forerun.describe.model.layer_lists import FULL, LINEAR, SLIDING, each_layer, every, layer_words
 from forerun.describe.model.scan import ScanSpec
+from forerun.describe.model.spec import IndexerSpec
 
 
 @family("exaone", "ExaoneForCausalLM", "LlamaForCausalLM")
@@ -201,3 +203,50 @@ def bailing_hybrid(config: Fields) -> Values:
     gated: Values = {"other_parameters": int(str(values["n_heads"])) * config.integer("hidden_size")}
     values |= each_layer([gated if word == FULL else recurrent for word in words])
     return values | mixed(values, replace(moe, n_dense_layers=0), [word == "sparse" for word in sparse])
+
+
+@family("dots3_note_text", "Dots3NoteForCausalLM", ignored=("shared_experts_intermediate_size",))
+def dots3_note(config: Fields) -> Values:
+    """Reads dots3-note: latent attention with an indexer, or with a window and sizes of its own, and experts behind
+    dense first layers. A gate for each head and a norm of rotated keys count as other parameters."""
+    layers, hidden = config.integer("num_hidden_layers"), config.integer("hidden_size")
+    words = layer_words(config, "layer_types", ("indexed_attention", SLIDING), ["indexed_attention"] * layers)
+    window_size, values = config.integer("sliding_window", 512), latent_experts(config)
+    indexer = IndexerSpec(
+        config.integer("index_n_heads"), config.integer("index_head_dim"), config.integer("index_topk")
+    )
+    stated = config.section("per_layer_config") or Fields({}, config.place)
+    own = {int(name): stated.section(name) for name in stated.names() if name.isdecimal()}
+    changes: list[Values] = []
+    for number, word in enumerate(words):
+        mla, heads = latent(config), config.integer("num_attention_heads")
+        layer = own.get(number)
+        if layer is not None:
+            heads = layer.integer("num_attention_heads", heads)
+            layer.expect("num_key_value_heads", heads)
+            rank, width = (
+                layer.integer("kv_lora_rank", mla.kv_lora_rank),
+                layer.integer("qk_nope_head_dim", mla.qk_nope_dim),
+            )
+            mla = replace(mla, kv_lora_rank=rank, qk_nope_dim=width)
+            layer.finish()
+        change: Values = {"n_heads": heads, "n_kv_heads": heads, "mla": mla}
+        change |= {"sliding_window": window_size} if word == SLIDING else {"indexer": indexer}
+        changes.append(change | {"other_parameters": heads * hidden + mla.qk_rope_dim})
+    return values | each_layer(changes)
+
+
+@family("lara_mini", "LaraMiniForCausalLM")
+def lara_mini(config: Fields) -> Values:
+    """Reads Lara mini: the gated delta rule, and attention with and without a window, each with many small experts."""
+    layers, size = config.integer("num_hidden_layers"), config.integer("sliding_window", 512)
+    words = layer_words(config, "layer_types", (FULL, SLIDING, LINEAR), every(4, FULL, LINEAR, layers))
+    shared = config.integer("shared_expert_intermediate_size", 0, least=0)
+    moe = experts(config, "num_experts", config.integer("moe_intermediate_size"), shared)
+    kinds: dict[str, Values] = {
+        FULL: {},
+        SLIDING: {"sliding_window": size},
+        LINEAR: {"n_heads": 0, "n_kv_heads": 0, "scan": delta_rule(config)},
+    }
+    values = decoder(config, tied=True, defaults={"ffn_hidden": 0}) | attention_bias(config)
+    return values | {"qk_norm": True, "moe": moe} | each_layer([kinds[word] for word in words])

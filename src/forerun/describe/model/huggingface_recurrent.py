@@ -203,7 +203,7 @@ def _nemotron_words(config: Fields) -> list[str]:
     return found
 
 
-def _delta_rule(config: Fields, norm: int | None = None, prefix: str = "linear") -> ScanSpec:
+def delta_rule(config: Fields, norm: int | None = None, prefix: str = "linear") -> ScanSpec:
     """Reads a gated delta rule; `norm` is the width of the output's norm, one head's unless given."""
     heads, keys = config.integer(f"{prefix}_num_value_heads"), config.integer(f"{prefix}_num_key_heads")
     key_dim, value_dim = config.integer(f"{prefix}_key_head_dim"), config.integer(f"{prefix}_value_head_dim")
@@ -239,7 +239,7 @@ def qwen3_5(config: Fields) -> Values:
     interval = config.integer("full_attention_interval", 4)
     words = layer_words(config, "layer_types", _WORDS, every(interval, FULL, LINEAR, layers))
     values = decoder(config, defaults={"ffn_hidden": 0}) | attention_bias(config)
-    return values | {"qk_norm": True, "attention_gate": True} | _hybrid(words, _delta_rule(config))
+    return values | {"qk_norm": True, "attention_gate": True} | _hybrid(words, delta_rule(config))
 
 
 @family("olmo_hybrid", "OlmoHybridForCausalLM")
@@ -247,7 +247,7 @@ def olmo_hybrid(config: Fields) -> Values:
     """Reads OLMo Hybrid: delta-rule layers with norms before each half, attention layers with norms after each half."""
     layers = config.integer("num_hidden_layers")
     words = layer_words(config, "layer_types", _WORDS, every(4, FULL, LINEAR, layers))
-    recurrent = _NO_ATTENTION | {"scan": _delta_rule(config)}
+    recurrent = _NO_ATTENTION | {"scan": delta_rule(config)}
     full = {"norm_place": "after", "qk_norm": True, "qk_norm_over": "all_heads"}
     return (
         decoder(config) | attention_bias(config) | each_layer([full if word == FULL else recurrent for word in words])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface_decoders import attention_bias, decoder
+from forerun.describe.model.huggingface_mixtures import indexed, latent_experts
 from forerun.describe.model.layer_lists import FULL, SLIDING, each_layer, every, layer_words
 from forerun.describe.model.streams import StreamsSpec
 
@@ -68,3 +69,14 @@ def _sparse(config: Fields, layers: int) -> list[bool]:
     if len(shares) != layers:
         raise config.error(key, f"has {len(shares)} entries for {layers} layers")
     return [(Fields({key: share}, config.place).probability(key) or 0) > 0 for share in shares]
+
+
+@family("hy_v4", "HYV4ForCausalLM", ignored=("hc_magnitude", "hc_eps", "learnable_sink_init"))
+def hy_v4(config: Fields) -> Values:
+    """Reads Hunyuan 4: streams joined by gates, latent attention with a gate and sinks, indexers that layers share, and
+    experts behind dense first layers."""
+    values = latent_experts(config)
+    parts = {"streams": StreamsSpec(config.integer("hc_mult", 4, least=2), "gated"), "sinks": True}
+    layers = config.integer("num_hidden_layers")
+    words = ["full" if layer == 0 or layer % 4 == 1 else "shared" for layer in range(layers)]
+    return values | parts | {"attention_gate": True} | each_layer(indexed(config, words))

@@ -7,6 +7,7 @@ from forerun.describe.model.families import WRAPPERS
 WRAPPERS |= {
     "aya_vision": "cohere2",
     "cohere2_vision": "cohere2",
+    "dots3_note": "dots3_note_text",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",

@@ -91,7 +91,8 @@ def _latent_attention(spec: ModelSpec, mla: MLASpec) -> list[Matrix]:
     queries = [(query, hidden)] if rank is None else [(rank, hidden), (query, rank)]
     up = (spec.n_heads * (mla.qk_nope_dim + mla.v_head_dim), mla.kv_lora_rank)
     found = [*queries, (mla.kv_lora_rank + mla.qk_rope_dim, hidden), up, (hidden, spec.n_heads * mla.v_head_dim)]
-    if spec.indexer is None:
+    found += [(spec.n_heads * mla.v_head_dim, hidden)] * spec.attention_gate
+    if spec.indexer is None or spec.indexer.shared:
         return found
     heads, width = spec.indexer.heads, spec.indexer.head_dim
     return [*found, (heads * width, rank or hidden), (width, hidden), (heads, hidden)]

@@ -36,6 +36,8 @@ _LATENT = r"\.kv_b_proj\.weight$"
 _ATTENTION_GATE = r"(attn|attention)\w*\.gate_proj\.weight$"
 _OUT = r"(attn|attention|mixer)\w*\.(o_proj|out_proj|dense|wo)\.weight$"
 _GATE, _UP, _DOWN = r"\.(gate_proj|w1)\.weight$", r"\.(up_proj|w3|fc1)\.weight$", r"\.(down_proj|w2|fc2)\.weight$"
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
+_RECURRENCE = r"\.(A_log|dt_bias|time_decay)$"
 _EXPERT = re.compile(r"\.experts\.")
 
 
@@ -152,6 +154,8 @@ def _layer(shapes: Shapes, hidden: int, head_dim: int, config: Fields) -> Values
     def has(pattern: str) -> bool:
         return any(re.search(pattern, name) for name in shapes)
 
+    if has(_RECURRENCE):
+        raise config.error("model_type", "makes layers with a recurrence, which only Forerun's own families describe")
     query, key, fused = rows(_QUERY), rows(_KEY), rows(_FUSED)
     read = next((shape[1] for name, shape in shapes.items() if re.search(_OUT, name)), 0)
     if fused:
@@ -205,7 +209,7 @@ def _experts(shapes: Shapes, hidden: int, config: Fields) -> MoESpec | None:
     down = {shape for name, shape in apart.items() if re.search(_DOWN, name)}
     count = stacked[0][0] if stacked else 1 + max(int(re.findall(r"\.experts\.(\d+)\.", name)[0]) for name in apart)
     width = min(prod(shape) // hidden for shape in ([shape[1:] for shape in stacked] or down))
-    top_k = config.integer(config.first_of("num_experts_per_tok", "moe_topk", "top_k_experts", "moe_k"))
+    top_k = config.integer(config.first_of(*_TOP_K))
     shared = [shape for name, shape in shapes.items() if "shared_expert" in name and re.search(_DOWN, name)]
     biased = any(name.endswith(("correction_bias", "expert_bias", "router.bias")) for name in shapes)
     gated = any("shared_expert_gate" in name for name in shapes)

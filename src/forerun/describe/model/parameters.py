@@ -160,11 +160,14 @@ def _latent_attention(spec: ModelSpec, mla: MLASpec) -> int:
     down = _linear(spec.hidden, mla.kv_lora_rank + mla.qk_rope_dim, spec.qkv_bias)
     up = _linear(mla.kv_lora_rank, spec.n_heads * (mla.qk_nope_dim + mla.v_head_dim), bias=False)
     out = _linear(spec.n_heads * mla.v_head_dim, spec.hidden, spec.out_bias)
-    return queries + down + up + out + (_indexer(spec, spec.indexer) if spec.indexer else 0)
+    gate = spec.attention_gate * spec.hidden * spec.n_heads * mla.v_head_dim
+    return queries + down + up + out + gate + (_indexer(spec, spec.indexer) if spec.indexer else 0)
 
 
 def _indexer(spec: ModelSpec, indexer: IndexerSpec) -> int:
     """Returns queries from the latent query, one key for all heads with a LayerNorm, and a weight for each head."""
+    if indexer.shared:
+        return 0
     rank = (spec.mla.q_lora_rank if spec.mla else None) or spec.hidden
     width = indexer.head_dim
     return rank * indexer.heads * width + spec.hidden * width + 2 * width + spec.hidden * indexer.heads

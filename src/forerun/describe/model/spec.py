@@ -103,6 +103,8 @@ class IndexerSpec:
     head_dim: int
     top_k: int
     """keys that a query attends to"""
+    shared: bool = False
+    """whether the layer takes the choice of an earlier one, and has no indexer of its own"""
 
     def __post_init__(self) -> None:
         if min(self.heads, self.head_dim, self.top_k) < 1:

@@ -43,7 +43,7 @@ def _output_gate(section: Section, module: int) -> str:
         section.weights.vectors.append(kernels.shapes.heads)
     if not kernels.model.attention_gate:
         return "o"
-    reads = ("o", "q" if kernels.stack.fused_qkv else "gate")
+    reads = ("o", "q" if kernels.stack.fused_qkv and not kernels.model.mla else "gate")
     elements, makes = size // kernels.shapes.act_bytes, (("o.gated", size),)
     section.pointwise(
         "attention.gate", "output_gate", elements, kernels.stack.activation, reads, makes, reads, module=module

@@ -79,7 +79,10 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
     section.column("attention.kv_up", "kv_normed", mla.kv_lora_rank, [("attention.kv_up", "kv", up)], False, module)
     indexer = section.kernels.model.indexer
-    if indexer:
+    if section.kernels.model.attention_gate:
+        gates = [("attention.gate_in", "gate", s.heads * s.v_head_dim)]
+        section.column("attention.gate_in", x, s.hidden, gates, False, module)
+    if indexer and not indexer.shared:
         _indexer(section, indexer, x, query, module)
     keys = s.tokens * s.heads * s.head_dim * s.act_bytes
     values = s.tokens * s.heads * s.v_head_dim * s.act_bytes
