@@ -75,6 +75,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
     limits: Limits | None = None,
     space: Extent = "default",
     keep: int = 10,
+    within_s: float = 0.0,
     exhaustive: bool = False,
     pareto: int | None = None,
     choices: Sequence[str] | None = None,
@@ -100,6 +101,8 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         space: `default`: the plans that stacks offer today; `whole`: all plans that they could run, in every order of
             the mesh axes on the nodes (see `search.space`).
         keep: the number of places that must be exact; plans whose bounds come after these places may be skipped.
+        within_s: also find all plans whose step takes at most so long; their places are exact too. Not for objective
+            memory.
         exhaustive: simulate every plan that could fit.
         pareto: also find the front of step time and memory, simulating at most this many more plans for it.
         choices: also say what single choices are worth (`SearchResult.choices`): compilation, precision and the stacks
@@ -125,6 +128,8 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
     check_objective(objective, cluster)
     if keep < 1:
         raise ForerunError(f"keep must be at least 1, got {keep}")
+    if within_s and objective == "memory":
+        raise ForerunError("within_s is about the time of a step; leave it out for objective memory")
     if network is not None:
         check_size(network, n_gpus)
     cluster = limited(cluster, memory_limit_gib)
@@ -141,7 +146,8 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         runs = stack.enter_context(UnitRuns(model, cluster, network, measured, n_gpus, own_workers))
         bounds = Bounds(chosen, runs)
         every = exhaustive or predictor is not predict
-        run = Simulating(bounds, chosen.table, objective, keep, every, pareto is not None and proved is None, tally)
+        front_too = pareto is not None and proved is None
+        run = Simulating(bounds, chosen.table, objective, keep, every, front_too, tally, within_s)
         run.run(answers, progress, found)
         if not run.predictions and not run.screened.too_large.any():
             raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
@@ -227,10 +233,12 @@ class Simulating:
         exhaustive: bool,
         with_front: bool,
         tally: Tally,
+        within_s: float = 0.0,
     ) -> None:
         """Starts a search. `with_front`: whether the bounds of plans that are not simulated are needed too, and nobody
         waits for the places alone."""
         self._table, self._objective, self._keep, self._tally = table, objective, keep, tally
+        self._within_s = within_s
         self._bounds = bounds
         self._memory = objective == "memory"
         self._is_coarse = not (self._memory or exhaustive or with_front)
@@ -257,7 +265,7 @@ class Simulating:
         queue = self._queue(rows)
         first = min(max(self._keep, _FIRST[0]), _FIRST[1])
         done, total, sizes = 0, len(rows), chain((first, *BATCHES), repeat(BATCHES[-1]))
-        while batch := queue.next(next(sizes), self.last_place):
+        while batch := queue.next(next(sizes), max(self.last_place, self._within_s)):
             plans = [self._table.plan(row) for row in batch]
             for row, answer in zip(batch, answers.run(plans), strict=True):
                 self._record(row, answer)

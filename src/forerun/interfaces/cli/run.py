@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from forerun.answers.goodput.best_plans import about_slower_plans, best_plans
+from forerun.answers.goodput.best_plans import PlansOfRun, about_slower_plans
 from forerun.answers.goodput.examples import example_names, load_alternatives, load_run
 from forerun.answers.goodput.request import RunRequest
+from forerun.answers.goodput.soonest_plan import soonest_plans
 from forerun.answers.goodput.study import RunStudy, by_time_to_train, study_run
 from forerun.answers.goodput.walk import walk
 from forerun.common.errors import ForerunError
@@ -28,6 +29,9 @@ from forerun.interfaces.report.progress import progress_bar
 from forerun.interfaces.report.terminal import console
 from forerun.interfaces.report.whole_run import print_study, run_rows, study_record
 from forerun.interfaces.report.written import to_json, write_rows
+
+_SHOWN_PLANS = 10
+"""of those that were simulated to find the best one, unless --plans says more"""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,10 @@ def run(
         int | None,
         typer.Option(min=1, help="Also simulate the run under this many plans that a search finds fastest."),
     ] = None,
+    best_plan: Annotated[
+        bool,
+        typer.Option("--best-plan", help="Also find the plan of all with which the run trains soonest, with proof."),
+    ] = False,
     pictures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the plots of the page into this folder, as PNG files.")
     ] = None,
@@ -73,14 +81,16 @@ def run(
     if pictures is not None and not drawing_is_possible():
         raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
     request = load_run(source)
-    others = load_alternatives(source)
-    searched = () if plans is None else best_plans(source, plans, draws.executor, draws.ray_address)
+    of_run = PlansOfRun(source, draws.executor, draws.ray_address) if plans is not None or best_plan else None
+    if of_run is not None and best_plan:
+        of_run.check_one_step()
     with progress_bar("simulating runs") as advance:
         study = draws.study(request, gains, advance)
-    rivals = [draws.study(other) for other in (*others, *searched)]
+    others = [draws.study(other) for other in load_alternatives(source)]
+    of_plans, said = ((), "") if of_run is None else _under_plans(of_run, draws, plans, best_plan)
+    rivals = [*others, *of_plans]
     ranked = by_time_to_train([study, *rivals]) if rivals else []
-    if plans is not None and searched and len(request.phases) == 1:
-        said = about_slower_plans(rivals[len(others) :], ranked[0], plans)
+    if said:
         study = replace(study, request=replace(study.request, notes=(*study.request.notes, said)))
     if csv is not None:
         write_rows(csv, run_rows(study.outcomes))
@@ -93,3 +103,17 @@ def run(
         print(to_json(study_record(study, ranked)))
     else:
         print_study(console(), study, ranked)
+
+
+def _under_plans(
+    of_run: PlansOfRun, draws: Draws, plans: int | None, best_plan: bool
+) -> tuple[Sequence[RunStudy], str]:
+    """Returns the run under the best plan and the next ones, or under the fastest plans, and a note on all others."""
+    if best_plan:
+        soonest = soonest_plans(of_run, draws.study)
+        return soonest.studies[: plans or _SHOWN_PLANS], soonest.proof
+    assert plans is not None
+    fastest = [draws.study(of_run.run(each)) for each in of_run.fastest(plans)]
+    if not fastest or len(fastest[0].request.phases) > 1:
+        return fastest, ""
+    return fastest, about_slower_plans(fastest, by_time_to_train(fastest)[0], plans)
