@@ -22,7 +22,7 @@ from forerun.common.units import PS_PER_S
 from forerun.core.cost.measured import Measured
 from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
 from forerun.core.engine.simulate import simulate
-from forerun.core.memory.profile import profile
+from forerun.core.memory.profile import rises
 from forerun.core.network.network_file import Network
 from forerun.core.program.types import F64, I64, N_CATEGORIES, Block, Program, RankClass, Stream
 from forerun.core.program.unfold import unfold
@@ -235,9 +235,9 @@ class BuiltUnits:
         n_kinds = n_unit_kinds(self._model)
         kept, rise, dense, experts = (np.zeros(n_kinds, np.int64) for _ in range(4))
         weights = [Weights() for _ in range(n_kinds)]
-        profiles = profile(self._program)
+        most = rises(self._program.blocks)
         for kind, unit in found.items():
-            kept[kind], rise[kind] = _left(unit.forward), profiles[self._passes[kind, 1]].peak_bytes
+            kept[kind], rise[kind] = _left(unit.forward), most[self._passes[kind, 1]]
             if unit.returning is not None:  # offloaded activations return in the pass that needs them
                 kept[kind] -= _left(unit.returning)
                 rise[kind] += _left(unit.returning)

@@ -51,10 +51,11 @@ def profile(program: Program, without: Sequence[Category] = ()) -> list[MemoryPr
     if without:
         tensors = tensors.take(~np.isin(tensors.category, without))
     net, rise, nodes = _shapes(tensors, program.blocks)
+    left_out = np.isin(np.arange(N_CATEGORIES), without)
     profiles = []
     for cls in program.rank_classes:
         total = net.sum(axis=1)[cls.block]
-        resident = np.where(np.isin(np.arange(N_CATEGORIES), without), 0, cls.resident_bytes)
+        resident = np.where(left_out, 0, cls.resident_bytes)
         start = int(resident.sum()) + np.concatenate(([0], np.cumsum(total)[:-1]))
         peaks = start + rise[cls.block]
         step = int(np.argmax(peaks))
@@ -64,6 +65,11 @@ def profile(program: Program, without: Sequence[Category] = ()) -> list[MemoryPr
         names = {Category(i).name.lower(): n for i, n in enumerate(by_category.tolist()) if n}
         profiles.append(MemoryProfile(cls.name, int(peaks[step]), step, int(nodes[block]), names, start))
     return profiles
+
+
+def rises(blocks: Sequence[Block]) -> I64:
+    """Returns the most bytes that each of `blocks` allocates above those at its start, (n_blocks,)."""
+    return _shapes(tensors_of(blocks), blocks)[1]
 
 
 def _shapes(tensors: Tensors, blocks: Sequence[Block]) -> tuple[I64, I64, I64]:

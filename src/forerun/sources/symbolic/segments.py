@@ -17,6 +17,7 @@ from forerun.core.program.types import I8, Block, Stream
 
 FORWARD_EXCHANGE, BACKWARD_EXCHANGE = 0, 1
 """event slots that the exchanges of a cut pass record"""
+_EP = int(Stream.EP)
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ def _piece(block: Block, slot: int, bounds: Sequence[int], places: Sequence[int]
 
 def exchanges_tokens(block: Block) -> bool:
     """Returns whether `block` has an exchange of tokens."""
-    return bool((block.stream == Stream.EP).any())
+    return _EP in block.stream.tobytes()
 
 
 def segments(pieces: Iterable[T], exchanges: Callable[[T], bool]) -> list[list[T]]:
