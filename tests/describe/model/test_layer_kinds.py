@@ -120,3 +120,66 @@ def test_values_narrower_than_keys_make_narrower_projections_and_fewer_flops() -
     narrow = replace(llama, v_head_dim=llama.head_dim // 2)
     attention = [model_flops_per_token(one, 8192) - 6.0 * compute_parameter_count(one) for one in (llama, narrow)]
     assert attention[1] / attention[0] == pytest.approx(0.75)
+
+
+GEMMA_3N = {
+    "model_type": "gemma3n_text",
+    "vocab_size": 500,
+    "hidden_size": 256,
+    "num_hidden_layers": 12,
+    "num_kv_shared_layers": 2,
+}
+
+
+def test_gemma_3n_shares_keys_and_has_sparse_gates_in_its_first_layers() -> None:
+    spec = spec_of(GEMMA_3N, intermediate_size=512)
+    assert [spec.layer(number).sparse_gate for number in range(12)] == [True] * 10 + [False] * 2
+    assert [spec.kv_source(number) for number in (9, 10, 11)] == [9, 8, 8]
+    widths = [512] * 6 + [1024] * 6
+    uneven = spec_of(GEMMA_3N, intermediate_size=widths)
+    assert [uneven.layer(number).ffn_hidden for number in range(12)] == widths
+    assert spec_of(GEMMA_3N, intermediate_size=[512] * 12) == spec
+
+
+@pytest.mark.parametrize(
+    ("wrong", "part"),
+    [
+        ({"intermediate_size": [512] * 3}, "intermediate_size has 3 entries for 12 layers"),
+        ({"intermediate_size": ["wide"] * 12}, "intermediate_size must be a whole number"),
+        ({"intermediate_size": 512, "activation_sparsity_pattern": [0.5]}, "has 1 entries for 12 layers"),
+        ({"intermediate_size": 512, "altup_num_inputs": 1}, "altup_num_inputs must be at least 2"),
+        ({"intermediate_size": 512, "num_kv_shared_layers": 12}, "num_kv_shared_layers"),
+    ],
+)
+def test_files_of_gemma_3n_that_mean_nothing_are_refused_in_one_line(wrong: dict[str, Any], part: str) -> None:
+    with pytest.raises(ForerunError, match=part) as error:
+        spec_of(GEMMA_3N, **wrong)
+    assert "\n" not in str(error.value)
+
+
+LONGCAT = {
+    "model_type": "longcat_flash",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "num_layers": 3,
+    "num_attention_heads": 4,
+    "ffn_hidden_size": 512,
+    "expert_ffn_hidden_size": 64,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "moe_topk": 4,
+    "zero_expert_num": 8,
+}
+
+
+def test_a_layer_of_longcat_is_two_with_experts_in_the_first() -> None:
+    spec = spec_of(LONGCAT)
+    assert [layer.moe is not None for layer in map(spec.layer, range(6))] == [True, False] * 3
+    assert (spec.layer(0).moe.mean_reached, spec.layer(0).moe.shared_ffn) == (2.0, 512)  # type: ignore[union-attr]
+    assert spec_of(LONGCAT, num_hidden_layers=6) == spec
+    with pytest.raises(ForerunError, match="num_hidden_layers 7 is not supported, only 3 or 6"):
+        spec_of(LONGCAT, num_hidden_layers=7)

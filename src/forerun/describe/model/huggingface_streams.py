@@ -28,13 +28,19 @@ def gemma3n(config: Fields) -> Values:
     values = decoder(config, tied=True, defaults=_GEMMA3N, width=max(widths, default=None))
     words = layer_words(config, "layer_types", (FULL, SLIDING), every(5, FULL, SLIDING, layers))
     shared = config.integer("num_kv_shared_layers", 15, least=0)
+    sources = words[: max(0, layers - shared)]
+    if set(words) - set(sources):
+        raise config.error(
+            "num_kv_shared_layers", f"{shared} of {layers} layers leave none to share keys and values of"
+        )
     window = config.integer("sliding_window", 512)
     changes: list[Values] = [
         {"sliding_window": window if word == SLIDING else None, "shared_kv": number >= layers - shared}
         for number, word in enumerate(words)
     ]
-    for change, width in zip(changes, widths, strict=False):
-        change["ffn_hidden"] = width
+    if len(set(widths)) > 1:
+        for change, width in zip(changes, widths, strict=True):
+            change["ffn_hidden"] = width
     for change, sparse in zip(changes, _sparse(config, layers), strict=True):
         change["sparse_gate"] = sparse
     fields: Values = {

@@ -283,11 +283,15 @@ class ModelSpec:
         here = self.layer(layer)
         if not here.shared_kv:
             return layer
-        others = ((number, self.layer(number)) for number in range(layer - 1, -1, -1))
         return next(
-            number
-            for number, one in others
-            if one.n_heads and not one.shared_kv and one.sliding_window == here.sliding_window
+            (
+                number
+                for number in range(layer - 1, -1, -1)
+                if (one := self.layer(number)).n_heads
+                and not one.shared_kv
+                and one.sliding_window == here.sliding_window
+            ),
+            layer,
         )
 
     def is_moe_layer(self, layer: int) -> bool:

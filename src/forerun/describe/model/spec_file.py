@@ -50,7 +50,8 @@ def load_spec_file(path: Path) -> ModelSpec:
 
 def read_spec(document: Fields, name: str) -> ModelSpec:
     """Returns the model in `document`. Raises ForerunError for an unknown, missing, mistyped or impossible key."""
-    given = {"name": name, "layers": _layers(document), "notes": ()}
+    notes = tuple(f"{document.place}: {note}" for note in document.items("notes"))
+    given = {"name": name, "layers": _layers(document), "notes": notes}
     values = _values(ModelSpec, document, given | _head_defaults(document))
     document.text("source", "")
     document.finish(_PUBLISHED)
