@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from forerun.answers.jobs.failures import NodeFailures
-from forerun.answers.jobs.interior_point import maximised
+from forerun.answers.jobs.interior_point import Rows, maximised
 from forerun.answers.jobs.outcome import in_use
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.shares import SHARES, Demand, shares
@@ -164,7 +164,30 @@ def test_equal_jobs_get_equal_shares_of_many_optimal_ones():
 
 def test_a_program_without_a_solution_is_refused():
     with pytest.raises(ForerunError, match="no solution"):
-        maximised(np.ones(1), np.array([[1.0], [-1.0]]), np.array([0.0, -1.0]))
+        maximised(np.ones(1), Rows.of(np.array([[1.0], [-1.0]])), np.array([0.0, -1.0]))
+
+
+def test_a_new_job_runs_once_shares_are_asked_for_anew():
+    """They are at 720 s, the first time since the start, and then not before 2,640 s, in the round from 2,880 s on."""
+    jobs = [
+        SteppedJob(name, 4, submit_s, 40_000, (10.0,)) for name, submit_s in (("a", 0.0), ("b", 400.0), ("c", 800.0))
+    ]
+    starts_s = {done.job.name: done.start_s for done in in_rounds(jobs, [12], "isolated")}
+    assert starts_s == {"a": 0.0, "b": 720.0, "c": 2_880.0}
+
+
+def test_rows_without_their_zeros_are_the_matrix():
+    random = np.random.default_rng(1)
+    whole = random.uniform(-1.0, 1.0, (5, 7)) * (random.random((5, 7)) < 0.4)
+    rows, x, y = Rows.of(whole), random.random(7), random.random(5)
+    both = Rows.stacked([rows, Rows.of(whole[:2])], 8)
+    assert rows.times(x) == pytest.approx(whole @ x)
+    assert rows.columns_times(y) == pytest.approx(whole.T @ y)
+    assert rows.gram(x) == pytest.approx(whole @ np.diag(x) @ whole.T)
+    assert rows.largest == pytest.approx(np.abs(whole).max(axis=1))
+    assert both.scaled(np.full(7, 2.0)).times(np.ones(8)) == pytest.approx(
+        2 * np.concatenate([whole, whole[:2]]).sum(axis=1)
+    )
 
 
 TABLE = {

@@ -186,6 +186,8 @@ class _Rounds:
                 if job.number in taken or rate <= 0 or (place := room.place(job.job.gpus)) is None:
                     continue
                 taken.add(job.number)
+                if job.share is None:
+                    continue  # as in Gavel, a new job has its place in the round, and runs once it has a share
                 steps = min(max(1, int(rate * ROUND_S)), job.left)
                 chosen.append(_Turn(job, kind, rate, steps, self.now_s + steps / rate, place))
         return chosen
@@ -205,9 +207,8 @@ class _Rounds:
         """Asks for new shares, after noting how far each job is behind its old one."""
         passed_s = self.now_s - self.reset_s
         for job in self.jobs:
-            if job.share is not None:
-                job.behind_s += job.share * passed_s
-            job.behind_s -= job.received_s - ROUND_S / 2.0
+            due_s = 0.0 if job.share is None else job.share * passed_s
+            job.behind_s += due_s - (job.received_s - ROUND_S / 2.0)
             job.received_s[:] = ROUND_S / 2.0
         self.given_s[:] = len(self.jobs) * ROUND_S / 2.0
         self.reset_s, self.changed = self.now_s, False
@@ -223,7 +224,8 @@ class _Rounds:
             waited_s=self.now_s - np.array([job.submit_s for job in own]),
             workers=np.array(self.workers, dtype=np.float64),
         )
-        for job, share in zip(self.jobs, self.policy.of(demand).round(_DIGITS), strict=True):
+        found = self.policy.of(demand)
+        for job, share in zip(self.jobs, found.round(_DIGITS) if self.policy.solved else found, strict=True):
             job.share = share
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from forerun.answers.jobs.interior_point import Vector, maximised
+from forerun.answers.jobs.interior_point import Rows, Vector, maximised
 from forerun.common.errors import UnknownName
 
 _LEAST_GAIN = 1e-6
@@ -26,7 +26,7 @@ class Demand:
 
     names: Sequence[int]
     rates: Vector
-    """steps a second of [job, kind]"""
+    """steps a second of [job, kind], alone"""
     gpus: Vector
     """that each job needs at once"""
     weights: Vector
@@ -43,37 +43,48 @@ class Shares(ABC):
     knows_rates: ClassVar[bool] = True
     in_order: ClassVar[bool] = False
     """whether a job without a share waits even if GPUs are idle"""
+    solved: ClassVar[bool] = True
+    """whether shares are the solution of a linear program, which is right to some digits only"""
 
     @abstractmethod
     def of(self, demand: Demand) -> Vector:
         """Returns the shares."""
 
 
-def _limits(demand: Demand) -> tuple[Vector, Vector]:
-    """Returns rows and limits of shares that can be had: none is negative, a job's sum to at most 1, GPUs suffice."""
+def _limits(demand: Demand) -> tuple[Rows, Vector]:
+    """Returns rows and limits of shares that can be had: those of a job sum to at most 1, and the GPUs suffice."""
     jobs, kinds = demand.rates.shape
-    rows = np.concatenate(
-        [
-            -np.eye(jobs * kinds),
-            np.kron(np.eye(jobs), np.ones(kinds)),
-            (demand.gpus[:, None, None] * np.eye(kinds)).transpose(1, 0, 2).reshape(kinds, -1),
-        ]
-    )
-    return rows, np.concatenate([np.zeros(jobs * kinds), np.ones(jobs), demand.workers])
+    number = jobs * kinds
+    each = np.arange(number)
+    of_jobs = Rows(each // kinds, each, np.ones(number), (jobs, number))
+    of_kinds = Rows(each % kinds, each, np.repeat(demand.gpus, kinds), (kinds, number))
+    return Rows.stacked([of_jobs, of_kinds], number), np.concatenate([np.ones(jobs), demand.workers])
 
 
-def _evenly(demand: Demand, per_share: Vector) -> tuple[Vector, float]:
-    """Returns the shares that make the least of all jobs' sums of `per_share` times share the largest, and that sum."""
-    jobs, kinds = per_share.shape
+def _progress(demand: Demand, per_step: Vector) -> Rows:
+    """Returns for each job its steps a second by its shares, each step as much worth as `per_step` says."""
+    jobs, kinds = demand.rates.shape
+    each = np.arange(jobs * kinds)
+    return Rows(each // kinds, each, (demand.rates * per_step[:, None]).ravel(), (jobs, jobs * kinds))
+
+
+def _evenly(demand: Demand, per_step: Vector) -> tuple[Vector, float]:
+    """Returns the shares that make the least progress of all jobs the largest, and that progress."""
     rows, limits = _limits(demand)
-    unit = float(per_share.max())
-    gains = np.zeros((jobs, jobs * kinds + 1))
-    for i in range(jobs):
-        gains[i, i * kinds : (i + 1) * kinds] = -per_share[i] / unit
-    gains[:, -1] = 1.0
-    rows = np.concatenate([np.concatenate([rows, np.zeros((len(rows), 1))], axis=1), gains])
-    found = maximised(np.eye(1, jobs * kinds + 1, jobs * kinds)[0], rows, np.concatenate([limits, np.zeros(jobs)]))
-    return np.clip(found[:-1].reshape(jobs, kinds), 0.0, 1.0), unit * float(found[-1])
+    number, jobs = rows.shape[1], len(per_step)
+    gains = _progress(demand, per_step)
+    unit = float(gains.value.max())
+    least = Rows(np.arange(jobs), np.full(jobs, number), np.ones(jobs), (jobs, number + 1))
+    behind = Rows(
+        np.concatenate([gains.row, least.row]),
+        np.concatenate([gains.column, least.column]),
+        np.concatenate([gains.value / -unit, least.value]),
+        least.shape,
+    )
+    goal = np.zeros(number + 1)
+    goal[-1] = 1.0
+    found = maximised(goal, Rows.stacked([rows, behind], number + 1), np.concatenate([limits, np.zeros(jobs)]))
+    return np.clip(found[:-1].reshape(-1, len(demand.workers)), 0.0, 1.0), unit * float(found[-1])
 
 
 class MaxMinFairness(Shares):
@@ -82,8 +93,7 @@ class MaxMinFairness(Shares):
     def of(self, demand: Demand) -> Vector:
         """Returns the shares that make the smallest part as large as it can be."""
         in_turn = demand.rates @ demand.workers / demand.workers.sum()
-        per_share = demand.rates * (demand.gpus / (demand.weights * in_turn))[:, None]
-        return _evenly(demand, per_share)[0]
+        return _evenly(demand, demand.gpus / (demand.weights * in_turn))[0]
 
 
 class FinishTimeFairness(Shares):
@@ -102,8 +112,7 @@ class FinishTimeFairness(Shares):
 
         def served(ratio: float) -> tuple[Vector, float]:
             """Returns shares under which no ratio is above `ratio` if the second value is at least 1."""
-            needed = demand.steps_left / (ratio * expected_s - demand.waited_s)
-            return _evenly(demand, demand.rates / needed[:, None])
+            return _evenly(demand, (ratio * expected_s - demand.waited_s) / demand.steps_left)
 
         low = float((demand.waited_s / expected_s).max())
         high = max(2.0 * low, 1.0)
@@ -128,7 +137,7 @@ class LeastMakespan(Shares):
 
     def of(self, demand: Demand) -> Vector:
         """Returns the shares with the least time until the last job ends."""
-        return _evenly(demand, demand.rates / demand.steps_left[:, None])[0]
+        return _evenly(demand, 1.0 / demand.steps_left)[0]
 
 
 class MostThroughput(Shares):
@@ -137,13 +146,15 @@ class MostThroughput(Shares):
     def of(self, demand: Demand) -> Vector:
         """Returns the shares with the largest sum of rates."""
         rows, limits = _limits(demand)
-        return np.clip(maximised(demand.rates.ravel(), rows, limits).reshape(demand.rates.shape), 0.0, 1.0)
+        gains = _progress(demand, np.ones(len(demand.gpus)))
+        found = maximised(gains.columns_times(np.ones(len(demand.gpus))), rows, limits)
+        return np.clip(found.reshape(-1, len(demand.workers)), 0.0, 1.0)
 
 
 class Isolated(Shares):
     """Each job has an equal part of the GPUs of each kind to itself."""
 
-    knows_rates = False
+    knows_rates, solved = False, False
 
     def of(self, demand: Demand) -> Vector:
         """Returns the parts."""
@@ -151,14 +162,15 @@ class Isolated(Shares):
 
 
 def _own_part(demand: Demand) -> Vector:
-    part = demand.workers[None, :] / (len(demand.gpus) * demand.gpus[:, None])
+    """Returns the share of each job of [job, kind] if each has an equal part of the GPUs of each kind to itself."""
+    part = (demand.workers / len(demand.gpus))[None, :] / demand.gpus[:, None]
     return np.asarray(part / np.maximum(part.sum(axis=1), 1.0)[:, None])
 
 
 class InOrder(Shares):
     """First in, first out: a job that doesn't fit holds up all behind it; each runs on the fastest kind with room."""
 
-    in_order = True
+    in_order, solved = True, False
 
     def of(self, demand: Demand) -> Vector:
         """Returns 1 for the kind that a job runs on."""
