@@ -26,6 +26,7 @@ ROUND_S = 360.0
 RESET_S = 1920.0
 _DIGITS = 6
 """of a share behind the point, to which solutions of the policies' linear programs are right: equal jobs tie"""
+_LEAST = 1e-30
 _SEED = 5
 """of the order in which kinds of GPUs are filled under policies that don't know how fast they are"""
 _FIRST = 1e9
@@ -225,7 +226,7 @@ class _Rounds:
             workers=np.array(self.workers, dtype=np.float64),
         )
         found = self.policy.of(demand)
-        for job, share in zip(self.jobs, found.round(_DIGITS) if self.policy.solved else found, strict=True):
+        for job, share in zip(self.jobs, _rounded(found) if self.policy.solved else found, strict=True):
             job.share = share
 
 
@@ -238,3 +239,14 @@ def _joined(periods: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
         else:
             joined.append((begin_s, end_s))
     return tuple(joined)
+
+
+def _rounded(shares: Vector) -> Vector:
+    """Returns shares to so many digits that equal jobs tie.
+
+    A share that is 0 ends the nearer to 0 the more the policy would lose by it. Such shares keep two digits, so that
+    GPUs that are left over go to the jobs for which the policy would give them next.
+    """
+    unit = 10.0 ** np.floor(np.log10(np.maximum(shares, _LEAST)) - 1.0)
+    least = 0.5 * 10.0**-_DIGITS
+    return np.asarray(np.where(shares >= least, shares.round(_DIGITS), np.round(shares / unit) * unit), np.float64)

@@ -16,6 +16,8 @@ import numpy as np
 from forerun.answers.jobs.interior_point import Rows, Vector, maximised
 from forerun.common.errors import UnknownName
 
+_DIGITS = 6
+"""of shares under which jobs that get none tie, and run in the order of arrival"""
 _LEAST_GAIN = 1e-6
 """relative accuracy of the least finish-time ratio"""
 
@@ -148,7 +150,7 @@ class MostThroughput(Shares):
         rows, limits = _limits(demand)
         gains = _progress(demand, np.ones(len(demand.gpus)))
         found = maximised(gains.columns_times(np.ones(len(demand.gpus))), rows, limits)
-        return np.clip(found.reshape(-1, len(demand.workers)), 0.0, 1.0)
+        return np.asarray(np.clip(found.reshape(-1, len(demand.workers)), 0.0, 1.0).round(_DIGITS))
 
 
 class Isolated(Shares):
