@@ -10,6 +10,7 @@ from reference_counts import counted
 from forerun.common.errors import ForerunError
 from forerun.describe.model.catalog import load_any, load_model
 from forerun.describe.model.fields import Fields
+from forerun.describe.model.huggingface import spec_from_config
 from forerun.describe.model.meta_device import recognised, spec_from_transformers
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.spec import MLASpec, ModelSpec
@@ -161,3 +162,11 @@ def test_layers_with_a_recurrence_are_not_taken_for_attention() -> None:
     more = SHAPES | {"model.layers.0.linear_attn.A_log": (16,)}
     with pytest.raises(ForerunError, match="recurrence"):
         recognised(more, Fields(LLAMA, "config.json"), "new")
+
+
+def test_a_tower_before_a_known_family_needs_no_transformers() -> None:
+    text = json.loads(EXAMPLE.read_text())
+    whole = {"model_type": "unheard_of", "vision_config": {}, "text_config": text}
+    spec = spec_from_config(Fields(whole, "config.json"), "x")
+    assert spec == spec_from_config(Fields(text, "config.json"), "x")
+    assert "the language model of unheard_of alone; left out: vision_config" in spec.notes[0]

@@ -45,9 +45,9 @@ def load_huggingface(path: str | Path, name: str = "") -> ModelSpec:
 def spec_from_config(config: Fields, name: str) -> ModelSpec:
     """Returns the model of the fields of a config.json. Raises ForerunError as `load_huggingface` does."""
     model_type = config.text("model_type")
-    if model_type not in FAMILIES and model_type not in WRAPPERS:
+    if model_type not in FAMILIES and not _wraps(config, model_type):
         return spec_from_transformers(config, name)
-    if model_type in WRAPPERS:
+    if _wraps(config, model_type):
         text, tower = _text_config(config, model_type)
         values, notes = _read(text, _text_type(text, model_type))
         if config.stated("tie_word_embeddings"):
@@ -58,6 +58,15 @@ def spec_from_config(config: Fields, name: str) -> ModelSpec:
         values, notes = _read(config, model_type)
     with at(config.place):
         return ModelSpec(name=name, notes=notes, **values)  # type: ignore[arg-type]
+
+
+def _wraps(config: Fields, model_type: str) -> bool:
+    """Returns whether a file is of a language model behind a tower: a known one, or one whose `text_config` names a
+    family."""
+    if model_type in WRAPPERS or model_type in FAMILIES:
+        return model_type in WRAPPERS
+    text = config.section("text_config") if config.present("text_config") else None
+    return text is not None and text.is_text("model_type") and text.text("model_type") in FAMILIES
 
 
 def _text_config(config: Fields, model_type: str) -> tuple[Fields, str]:
@@ -75,8 +84,9 @@ def _text_config(config: Fields, model_type: str) -> tuple[Fields, str]:
 
 def _text_type(text: Fields, wrapper: str) -> str:
     """Returns the model_type of the language model behind a tower."""
-    stated = text.text("model_type", WRAPPERS[wrapper])
-    known = WRAPPERS[wrapper] if stated in (wrapper, f"{wrapper}_text") and stated not in FAMILIES else stated
+    usual = WRAPPERS.get(wrapper, "")
+    stated = text.text("model_type", usual)
+    known = usual if stated in (wrapper, f"{wrapper}_text") and stated not in FAMILIES else stated
     if known not in FAMILIES:
         raise text.error("model_type", f"{stated!r} is not known; known: {', '.join(sorted(FAMILIES))}")
     return known
