@@ -16,7 +16,7 @@ from forerun.core.cost.step_costs import Launching
 from forerun.core.memory.workspaces import blas_workspace_bytes, with_workspaces
 from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import check_size
-from forerun.core.program.counts import counts_by_phase
+from forerun.core.program.counts import EVERY_PHASE, counts_in
 from forerun.core.program.model_flops import counted_flops
 from forerun.core.program.origin import PROFILE, TRACE, Origin
 from forerun.core.program.scale import scaled
@@ -77,8 +77,7 @@ def predict_program(
         size = blas_workspace_bytes(cluster.device.architecture)
     placed = with_workspaces(placed, origin.blas_workspaces, size)
     # A profile tells the sizes of some products only, so their sum is not that of the model.
-    by_phase = counts_by_phase(placed)
-    passes = by_phase[:, [Phase.FORWARD, Phase.BACKWARD]].sum(axis=1)
+    counts, passes = counts_in(placed, EVERY_PHASE, (Phase.FORWARD, Phase.BACKWARD))
     flops = 0 if origin.source == PROFILE else counted_flops(placed, passes)
     tokens = tokens_per_step or origin.tokens_per_step
     subject = Subject(
@@ -86,7 +85,7 @@ def predict_program(
         n_gpus=origin.world_size,
         stack=load_stack(stack or stack_of(placed)),
         launching=Launching(compiled_ops=origin.compiled_ops),
-        precision=_precision(placed.ops, by_phase.sum(axis=1).max(axis=0, initial=0)),
+        precision=_precision(placed.ops, counts.max(axis=0, initial=0)),
         tokens_per_step=tokens,
         model_flops=flops or None,
         model_flops_how=_HOW,

@@ -33,7 +33,7 @@ from forerun.core.network.host_path import host_path_warnings
 from forerun.core.network.network_file import Network
 from forerun.core.network.patterns import CommunicationPattern
 from forerun.core.program.causes import Cause
-from forerun.core.program.counts import counts_by_phase
+from forerun.core.program.counts import EVERY_PHASE, counts_in
 from forerun.core.program.model_flops import counted_flops
 from forerun.core.program.origin import PROFILE, Origin
 from forerun.core.program.types import F64, I64, FlatProgram, Phase, Program
@@ -164,8 +164,7 @@ def simulate_costed(
     rank class unless all are the cluster's. With `replays` the allocator is replayed; else reserved memory is an
     estimate.
     """
-    by_phase = counts_by_phase(program)
-    counts = by_phase.sum(axis=1)
+    counts, again = counts_in(program, EVERY_PHASE, (Phase.RECOMPUTE,))
     _refuse_endless(counts, costs)
     missing = _missing(counts, costs) if is_measured else None
     reduced = fold(program, costs) if folded else unfolded(program, costs)
@@ -185,20 +184,7 @@ def simulate_costed(
     memory = memory_need(program, cluster, subject.stack, devices, settings, graphs)
     peak = _mean_peak(subject.precision, program, cluster, devices)
     dtype = _peak_dtype(subject.precision, cluster.device)
-    ran = _Ran(
-        program,
-        counts,
-        by_phase[:, Phase.RECOMPUTE],
-        reduced,
-        flat,
-        timeline,
-        memory,
-        covered,
-        peak,
-        dtype,
-        missing,
-        devices,
-    )
+    ran = _Ran(program, counts, again, reduced, flat, timeline, memory, covered, peak, dtype, missing, devices)
     prediction = _read(subject, cluster, network, ran)
     return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, ran.slowest)
 

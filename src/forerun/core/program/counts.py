@@ -8,25 +8,27 @@ import numpy as np
 
 from forerun.core.program.types import I64, Phase, Program
 
+EVERY_PHASE = tuple(Phase)
 _N_PHASES = len(Phase)
 
 
-def op_counts(program: Program, phases: Collection[Phase] = tuple(Phase)) -> I64:
+def op_counts(program: Program, phases: Collection[Phase] = EVERY_PHASE) -> I64:
     """Counts how often each rank class runs each op in nodes of these `phases`, (n_classes, n_ops)."""
-    out: I64 = counts_by_phase(program)[:, list(phases)].sum(axis=1)
-    return out
+    return counts_in(program, phases)[0]
 
 
-def counts_by_phase(program: Program) -> I64:
-    """Counts how often each rank class runs each op in nodes of each Phase, (n_classes, n_phases, n_ops)."""
+def counts_in(program: Program, *several: Collection[Phase]) -> list[I64]:
+    """Returns `op_counts` for each of `several` collections of phases, which takes hardly longer than for one."""
     n_ops, blocks = len(program.ops), program.blocks
-    counts = np.zeros((len(program.rank_classes), _N_PHASES, n_ops), np.int64)
+    counts = [np.zeros((len(program.rank_classes), n_ops), np.int64) for _ in several]
     if not blocks:
         return counts
     phase = np.concatenate([block.phase for block in blocks]).astype(np.int64)
     place = phase * n_ops + np.concatenate([block.op for block in blocks])
     block = np.repeat(np.arange(len(blocks)), [len(block.op) for block in blocks])
-    for rows, cls in zip(counts, program.rank_classes, strict=True):
+    for row, cls in enumerate(program.rank_classes):
         steps = np.bincount(cls.block, minlength=len(blocks))
-        rows[:] = np.bincount(place, weights=steps[block], minlength=_N_PHASES * n_ops).reshape(rows.shape)
+        by_phase = np.bincount(place, weights=steps[block], minlength=_N_PHASES * n_ops).reshape(_N_PHASES, n_ops)
+        for found, phases in zip(counts, several, strict=True):
+            found[row] = by_phase[list(phases)].sum(axis=0)
     return counts
