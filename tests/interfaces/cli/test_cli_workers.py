@@ -100,7 +100,7 @@ def test_a_killed_command_goes_on_to_the_same_bytes(name: str, tmp_path: Path, m
 def test_ray_writes_the_same_files(tmp_path: Path, monkeypatch) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'forerun[ray]')")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
     try:
         for executor in ("local", "ray"):
             folder = tmp_path / executor
