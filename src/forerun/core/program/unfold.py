@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from forerun.common.errors import ForerunError
-from forerun.common.jit import kernel
+from forerun.common.jit import kernel, njit
 from forerun.core.program.types import I8, I16, I32, I64, FlatProgram, Program
 
 
@@ -79,10 +79,9 @@ def unfold(program: Program) -> FlatProgram:
     """
     tables = _block_tables(program)
     class_step, steps = _step_sequence(program)
-    n_classes = len(program.rank_classes)
-    class_ptr = np.zeros(n_classes + 1, np.int64)
-    counts = np.zeros((n_classes, len(program.channels)), np.int64)
-    n_pred = _count(class_step, steps, tables.ptr, tables.pred_base, tables.channel, class_ptr, counts)
+    class_ptr, n_pred, counts = _count(
+        class_step, steps, tables.ptr, tables.pred_base, tables.channel, len(program.channels)
+    )
     _check_channels(program, counts)
     # Members agree, so the largest count of a column is the number of meetings of that channel.
     meetings = counts.max(axis=0)
@@ -94,16 +93,8 @@ def unfold(program: Program) -> FlatProgram:
     return FlatProgram(
         n_ops=len(program.ops),
         class_ptr=class_ptr,
-        op=nodes.op,
-        stream=nodes.stream,
-        phase=nodes.phase,
-        step=nodes.step,
-        module=nodes.module,
-        pred_ptr=nodes.pred_ptr,
-        pred=nodes.pred[: nodes.pred_ptr[-1]],
-        meeting=nodes.meeting,
+        **nodes._asdict(),
         meeting_size=np.repeat(sizes, meetings),
-        sync=nodes.sync,
         meeting_channel=np.repeat(np.arange(len(meetings), dtype=np.int32), meetings),
         class_names=tuple(c.name for c in program.rank_classes),
         channel_names=tuple(c.name for c in program.channels),
@@ -124,28 +115,27 @@ def _check_channels(program: Program, counts: I64) -> None:
             )
 
 
-@kernel
+@njit
 def _count(
-    class_step: I64, steps: I32, block_ptr: I64, pred_base: I64, channel: I16, class_ptr: I64, counts: I64
-) -> int:
-    """Returns an upper bound of the number of edges.
-
-    Writes the first node of each class to `class_ptr` (n_classes + 1,), and nodes by (class, channel) to `counts`, both
-    all 0.
-    """
+    class_step: I64, steps: I32, block_ptr: I64, pred_base: I64, channel: I16, n_channels: int
+) -> tuple[I64, int, I64]:
+    """Returns the first node of each class, an upper bound of the number of edges, and nodes by (class, channel)."""
+    n_classes = len(class_step) - 1
+    class_ptr = np.zeros(n_classes + 1, np.int64)
+    counts = np.zeros((n_classes, n_channels), np.int64)
     n_nodes = 0
     n_pred = 0
-    for c in range(len(class_step) - 1):
+    for c in range(n_classes):
         for s in range(class_step[c], class_step[c + 1]):
             b = steps[s]
             n_nodes += block_ptr[b + 1] - block_ptr[b]
             n_pred += pred_base[b + 1] - pred_base[b]
-            if counts.shape[1]:
+            if n_channels:
                 for j in range(block_ptr[b], block_ptr[b + 1]):
                     if channel[j] >= 0:
                         counts[c, channel[j]] += 1
         class_ptr[c + 1] = n_nodes
-    return n_pred
+    return class_ptr, n_pred, counts
 
 
 class _Nodes(NamedTuple):
@@ -162,35 +152,32 @@ class _Nodes(NamedTuple):
     sync: I8
 
 
+@njit
 def _expand(class_step: I64, steps: I32, tables: _BlockTables, n_nodes: int, n_pred: int, meeting_base: I64) -> _Nodes:
-    """Returns the columns of all nodes; `pred` has room for `n_pred` edges, which may be more than there are.
-
-    The k-th node on a channel has meeting `meeting_base[channel] + k`.
-    """
+    """Returns the columns of all nodes. The k-th node on a channel has meeting `meeting_base[channel] + k`."""
     n_classes = len(class_step) - 1
     op, stream, phase = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int8), np.empty(n_nodes, np.int8)
     step, module = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32)
-    pred_ptr, pred = np.empty(n_nodes + 1, np.int64), np.empty(n_pred, np.int32)
+    pred_ptr, pred = np.zeros(n_nodes + 1, np.int64), np.empty(n_pred, np.int32)
     meeting, sync = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int8)
     nodes = _Nodes(op, stream, phase, step, module, pred_ptr, pred, meeting, sync)
     recorded = np.full((n_classes, tables.n_slots), -1, np.int64)
     met = np.zeros((n_classes, len(meeting_base)), np.int64)
-    _write(class_step, steps, tables, meeting_base, recorded, met, nodes)
-    return nodes
+    edges = _write(class_step, steps, tables, meeting_base, recorded, met, nodes)
+    return _Nodes(op, stream, phase, step, module, pred_ptr, pred[:edges].copy(), meeting, sync)
 
 
 @kernel
 def _write(
     class_step: I64, steps: I32, tables: _BlockTables, meeting_base: I64, recorded: I64, met: I64, nodes: _Nodes
-) -> None:  # fmt: skip
-    """Writes the nodes and edges of every step.
+) -> int:  # fmt: skip
+    """Writes the nodes and edges of every step, and returns the number of edges.
 
     `recorded` (classes, slots), all -1, notes the node that last recorded each event slot, and `met`
     (classes, channels), all 0, how often a class was on each channel.
     """
     i = 0
     edge = 0
-    nodes.pred_ptr[0] = 0
     for c in range(len(class_step) - 1):
         for s in range(class_step[c], class_step[c + 1]):
             b = steps[s]
@@ -221,3 +208,4 @@ def _write(
                 if tables.record[j] >= 0:
                     recorded[c, tables.record[j]] = i
                 i += 1
+    return edge
