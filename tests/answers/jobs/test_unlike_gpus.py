@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from forerun.answers.jobs.failures import NodeFailures
-from forerun.answers.jobs.interior_point import Rows, maximised
+from forerun.answers.jobs.interior_point import Rows, Vector, maximised
 from forerun.answers.jobs.outcome import in_use
 from forerun.answers.jobs.rounds import _rounded, in_rounds
 from forerun.answers.jobs.shares import SHARES, Demand, shares
@@ -32,6 +32,12 @@ golden = pytest.mark.skipif(
 EXACT, TIED = (5e-3, 5e-3), (0.04, 0.02)
 """relative tolerances of mean completion time and makespan. Where all jobs may get equal shares, the reference starts
 them in the order of its solver's rounding errors, Forerun in the order of arrival"""
+
+
+def rows_of(matrix: Vector) -> Rows:
+    """Returns the entries of a matrix."""
+    row, column = np.nonzero(matrix)
+    return Rows(row, column, matrix[row, column], (matrix.shape[0], matrix.shape[1]))
 
 
 def reference(policy: str) -> dict[str, float]:
@@ -164,7 +170,7 @@ def test_equal_jobs_get_equal_shares_of_many_optimal_ones():
 
 def test_a_program_without_a_solution_is_refused():
     with pytest.raises(ForerunError, match="no solution"):
-        maximised(np.ones(1), Rows.of(np.array([[1.0], [-1.0]])), np.array([0.0, -1.0]))
+        maximised(np.ones(1), rows_of(np.array([[1.0], [-1.0]])), np.array([0.0, -1.0]))
 
 
 def test_a_new_job_runs_once_shares_are_asked_for_anew():
@@ -184,8 +190,8 @@ def test_shares_of_equal_jobs_tie_and_small_ones_keep_their_order():
 def test_rows_without_their_zeros_are_the_matrix():
     random = np.random.default_rng(1)
     whole = random.uniform(-1.0, 1.0, (5, 7)) * (random.random((5, 7)) < 0.4)
-    rows, x, y = Rows.of(whole), random.random(7), random.random(5)
-    both = Rows.stacked([rows, Rows.of(whole[:2])], 8)
+    rows, x, y = rows_of(whole), random.random(7), random.random(5)
+    both = Rows.stacked([rows, rows_of(whole[:2])], 8)
     assert rows.times(x) == pytest.approx(whole @ x)
     assert rows.columns_times(y) == pytest.approx(whole.T @ y)
     assert rows.gram(x) == pytest.approx(whole @ np.diag(x) @ whole.T)

@@ -38,12 +38,6 @@ class Rows:
     shape: tuple[int, int]
 
     @staticmethod
-    def of(matrix: Vector) -> Rows:
-        """Returns the entries of a matrix."""
-        row, column = np.nonzero(matrix)
-        return Rows(row, column, matrix[row, column], (matrix.shape[0], matrix.shape[1]))
-
-    @staticmethod
     def stacked(parts: Sequence[Rows], columns: int) -> Rows:
         """Returns matrices below each other; those with fewer columns have zeros at the right."""
         firsts = np.cumsum([0, *(part.shape[0] for part in parts)])
@@ -82,7 +76,8 @@ class Rows:
 
     @cached_property
     def _pairs(self) -> tuple[I64, I64, Vector]:
-        """For every two entries of a column: the place in the product of rows, the column, and their product."""
+        """Returns, for every two entries of a column, their place in the product of rows, the column and the product of
+        both."""
         order = np.argsort(self.column, kind="stable")
         row, column, value = self.row[order], self.column[order], self.value[order]
         count = np.bincount(column, minlength=self.shape[1])

@@ -32,7 +32,7 @@ from forerun.sources.symbolic.pipeline import Wires
 from forerun.sources.symbolic.repeated_turns import OrderedTurns, RepeatedTurns, ordered_turns
 from forerun.sources.symbolic.schedule import Action, Turn, rank_stages, stage_rank
 from forerun.sources.symbolic.segments import exchanges_tokens, in_turns, segments
-from forerun.sources.symbolic.steps import Around, Part, Steps
+from forerun.sources.symbolic.steps import Around, Blocks, Part, Steps
 from forerun.sources.symbolic.weights import Weights
 
 
@@ -59,27 +59,12 @@ _Piece = tuple[Action, Part, int, bool]
 """a piece of a pass: its action, its unit, the number of its block, and whether it is the last one of the unit"""
 
 
-class _Blocks(list[Block]):
-    """The blocks of a Program in the order of their numbers.
-
-    They are apart from the builder, so that what adds blocks doesn't refer back to it: Python frees a builder at once
-    when nothing refers to it, and cycles only in collections, which cost a twentieth of a prediction.
-    """
-
-    def add(self, block: Block | None) -> int:
-        """Appends a block; returns its number, -1 without one."""
-        if block is None:
-            return -1
-        self.append(block)
-        return len(self) - 1
-
-
 class _Builder:
     def __init__(self, staged: Staged) -> None:
         self.staged, self.kernels, self.plan = staged, staged.kernels, staged.kernels.plan
         plan, stack = self.plan, self.kernels.stack
         self.parallel = DataParallel(self.kernels)
-        self.blocks = _Blocks()
+        self.blocks = Blocks()
         self.split, self.reshards = plan.splits_backward, plan.reshards
         self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
         self._parts: dict[int, tuple[Any, ...]] = {}
