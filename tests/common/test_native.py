@@ -2,6 +2,7 @@
 
 import gc
 import json
+import mmap
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +97,25 @@ def test_memory_of_two_results_is_given_back_once(functions: Functions) -> None:
     assert np.array_equal(second, np.arange(1, 1001))
     del second
     gc.collect()
+
+
+def test_calls_leave_nothing_behind(functions: Functions) -> None:
+    """Neither the memory of results nor references to dtypes, arguments and None stay after a call."""
+    numbers = np.arange(1_000_000)
+    functions["same"](numbers)
+    before = (_resident_pages(), sys.getrefcount(numbers.dtype), sys.getrefcount(numbers))
+    for _ in range(100):
+        functions["same"](numbers)
+        with pytest.raises(native.Mismatch):
+            functions["same"](None)
+    after = (_resident_pages(), sys.getrefcount(numbers.dtype), sys.getrefcount(numbers))
+    assert after[0] - before[0] < 100 * numbers.nbytes / mmap.PAGESIZE / 4
+    assert after[1] - before[1] < 50
+    assert after[2] == before[2]
+
+
+def _resident_pages() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1])
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def _runtime() -> tuple[bytes, set[str]]:
     text = Template(Path(__file__).with_name("runtime.ll").read_text()).substitute(triple=llvm.get_process_triple())
     module = llvm.parse_assembly(text)
     target = llvm.Target.from_default_triple().create_target_machine(reloc="default", codemodel="jitdefault", jit=True)
-    return target.emit_object(module), {function.name for function in module.functions}
+    return target.emit_object(module), {function.name for function in module.functions if not function.is_declaration}
 
 
 def _prepare() -> None:

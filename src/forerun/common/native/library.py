@@ -16,13 +16,19 @@ import sysconfig
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, cached_property
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
+
+try:
+    from numpy._core import _multiarray_umath as _multiarray  # type: ignore[attr-defined]
+except ImportError:  # numpy 1
+    from numpy.core import _multiarray_umath as _multiarray
 
 from forerun.common.native.layout import Layout, class_of, is_array, is_record, leaves, n_result_words
 
@@ -34,6 +40,8 @@ COMPILED_FOLDERS = (
 )
 """packages with compiled functions, or with constants that are compiled into them"""
 
+_NUMPY_API = {"PyArray_NewCopy": 85, "PyArray_NewFromDescr": 94, "PyArray_SetBaseObject": 282}
+"""places of functions in numpy's table, which its ABI guarantees"""
 
 _SOURCES = {".py", ".yaml", ".jsonl", ".ll"}
 
@@ -127,26 +135,38 @@ class Library:
         self._engine.finalize_object()
         self._loaded.add(name)
 
-    @property
-    def release(self) -> Callable[[int], None]:
-        """Returns the function that gives memory back which a native function allocated."""
-        return _release(self)
+    @cached_property
+    def call(self) -> Callable[[int, int], tuple[Any, ...] | None]:
+        """Returns `forerun_call` of `runtime.ll`, which calls a shim and makes the arrays of its result."""
+        prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_int64, ctypes.c_int64)
+        return prototype(self.address("runtime.o", "forerun_call"))
 
 
 def _engine() -> Any:
     """Returns an engine without code, which object files are added to."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    for name, address in _addresses():
+        llvm.add_symbol(name, address)
     target = llvm.Target.from_default_triple().create_target_machine(jit=True)
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
 
 
-@cache
-def _release(library: Library) -> Callable[[int], None]:
-    function: Callable[[int], None] = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(
-        library.address("runtime.o", "forerun_release")
+def _addresses() -> Iterator[tuple[str, int]]:
+    """Yields the functions of Python and numpy that `runtime.ll` calls."""
+    pythonapi = ctypes.pythonapi
+    for name in ("Py_IncRef", "Py_DecRef", "PyTuple_New", "PyTuple_SetItem", "PyCapsule_New", "PyCapsule_GetPointer"):
+        yield name, _address(pythonapi[name])
+    pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
+        _address(pythonapi["PyCapsule_GetPointer"])
     )
-    return function
+    table = ctypes.cast(pointer_of(_multiarray._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
+    for name, place in _NUMPY_API.items():
+        yield name, table[place] or 0
+
+
+def _address(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _caller(library: Library, variant: dict[str, Any]) -> Callable[..., Any]:
@@ -156,28 +176,27 @@ def _caller(library: Library, variant: dict[str, Any]) -> Callable[..., Any]:
     raises too, TypeError where an int is none, and OverflowError where an int has more than 64 bits.
     """
     arguments, result = variant["arguments"], variant["result"]
-    prototype = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-    entry = prototype(library.address(variant["object"], variant["symbol"]))
     words = list(leaves(arguments))
+    first = 1 + len(words)
     dtypes = [np.dtype(leaf[1]) if is_array(leaf) else None for leaf in words]
     kinds = array("q", [id(np.ndarray), *(id(dtype) for dtype in dtypes)])
-    n_results = n_result_words(result)
-    names: dict[str, Any] = {"Mismatch": Mismatch, "array": array, "entry": entry, "keep": (kinds, dtypes)}
-    names |= {"float_of": _float_of, "check_record": _check_record}
-    names |= {"adopted": partial(_adopted, library), "float_at": _float_at}
+    spec, made_of = _spec(library.address(variant["object"], variant["symbol"]), result, first)
+    names: dict[str, Any] = {"Mismatch": Mismatch, "array": array, "call": library.call}
+    names |= {"float_of": _float_of, "check_record": _check_record, "float_at": _float_at}
+    names |= {"keep": (library, kinds, dtypes, spec, made_of)}
     lines, values = _packed(arguments, [f"a{i}" for i in range(len(arguments))], names)
-    slots = ", ".join([str(kinds.buffer_info()[0]), *values, *["0"] * (n_results + 2)])
-    last = 8 * (len(words) + n_results + 2)
+    slots = ", ".join([str(kinds.buffer_info()[0]), *values, *["0"] * n_result_words(result)])
     lines += [
         f"words = array('q', ({slots},))",
-        "at = words.buffer_info()[0]",
-        f"if entry(at + {last}, at + {last - 8}, at) or words[-1]: raise Mismatch",
-        f"return {_made(result, iter(range(1 + len(words), 1 + len(words) + n_results)), names)}",
+        f"made = call({spec.buffer_info()[0]}, words.buffer_info()[0])",
+        "if made is None: raise Mismatch",
+        f"return {_made(result, count(first), count(), names)}",
     ]
-    text = f"def call({', '.join(f'a{i}' for i in range(len(arguments)))}):\n" + "".join(f"    {at}\n" for at in lines)
+    parameters = ", ".join(f"a{i}" for i in range(len(arguments)))
+    text = f"def called({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
     exec(text, names)
-    made: Callable[..., Any] = names["call"]
-    return made
+    caller: Callable[..., Any] = names["called"]
+    return caller
 
 
 def _float_of(value: object) -> float:
@@ -226,19 +245,35 @@ def _packed(layouts: Sequence[Layout], values: Sequence[str], names: dict[str, A
     return lines, words
 
 
-def _made(layout: Layout, at: Iterator[int], names: dict[str, Any]) -> str:
-    """Returns the expression that makes a result of the words number `at`, and adds what it uses to `names`."""
+def _spec(shim: int, result: Layout, first: int) -> tuple[array[int], list[np.dtype[Any]]]:
+    """Returns what `forerun_call` reads of a result whose words begin at `first`, and the dtypes that it points to."""
+    arrays, dtypes, place = array("q"), [], first
+    for leaf in leaves([result]):
+        if is_array(leaf):
+            dtypes.append(np.dtype(leaf[1]))
+            arrays.extend((place, id(dtypes[-1]), leaf[2]))
+        place += n_result_words(leaf)
+    return array("q", (shim, id(None), id(np.ndarray), len(dtypes))) + arrays, dtypes
+
+
+def _made(layout: Layout, at: Iterator[int], arrays: Iterator[int], names: dict[str, Any]) -> str:
+    """Returns the expression of a result, which reads the words number `at` and the array number `arrays` in `made`.
+
+    It adds what the expression uses to `names`.
+    """
     if layout is None:
         return "None"
     if isinstance(layout, list) and layout[0] == "tuple":
-        members = "".join(f"{_made(member, at, names)}, " for member in layout[2])
+        members = "".join(f"{_made(member, at, arrays, names)}, " for member in layout[2])
         kind = f"K{len(names)}"
         names[kind] = class_of(layout[1])
         return f"({members})" if names[kind] is tuple else f"{kind}({members})"
-    word = f"words[{next(at)}]"
+    place = next(at)
     if is_array(layout):
-        address, shape = f"words[{next(at)}]", "".join(f"words[{next(at)}], " for _ in range(layout[2]))
-        return f"adopted({word}, {address}, ({shape}), {layout[1]!r})"
+        for _ in range(1 + layout[2]):
+            next(at)
+        return f"made[{next(arrays)}]"
+    word = f"words[{place}]"
     if layout == "float":
         return f"float_at({word})"
     return f"bool({word})" if layout == "bool" else word
@@ -247,28 +282,3 @@ def _made(layout: Layout, at: Iterator[int], names: dict[str, Any]) -> str:
 def _float_at(word: int) -> float:
     """Returns the float that has the bits of `word`."""
     return float(np.int64(word).view(np.float64))
-
-
-class _Memory:
-    """Memory of a native function, in the hands of a numpy array."""
-
-    def __init__(self, library: Library, memory: int, interface: dict[str, Any]) -> None:
-        self._release, self._memory, self.__array_interface__ = library.release, memory, interface
-
-    def __del__(self) -> None:
-        self._release(self._memory)
-
-
-def _adopted(library: Library, memory: int, address: int, shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    """Returns the array of a result. It copies an array that lies in an argument."""
-    interface = {"version": 3, "shape": shape, "typestr": dtype, "data": (address, False)}
-    if memory:
-        return np.asarray(_Memory(library, memory, interface))
-    return np.array(_Borrowed(interface))
-
-
-class _Borrowed:
-    """Memory of an argument, which numpy copies."""
-
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface

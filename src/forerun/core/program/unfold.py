@@ -93,7 +93,15 @@ def unfold(program: Program) -> FlatProgram:
     return FlatProgram(
         n_ops=len(program.ops),
         class_ptr=class_ptr,
-        **nodes._asdict(),
+        op=nodes.op,
+        stream=nodes.stream,
+        phase=nodes.phase,
+        step=nodes.step,
+        module=nodes.module,
+        pred_ptr=nodes.pred_ptr,
+        pred=nodes.pred,
+        meeting=nodes.meeting,
+        sync=nodes.sync,
         meeting_size=np.repeat(sizes, meetings),
         meeting_channel=np.repeat(np.arange(len(meetings), dtype=np.int32), meetings),
         class_names=tuple(c.name for c in program.rank_classes),
@@ -155,16 +163,22 @@ class _Nodes(NamedTuple):
 @njit
 def _expand(class_step: I64, steps: I32, tables: _BlockTables, n_nodes: int, n_pred: int, meeting_base: I64) -> _Nodes:
     """Returns the columns of all nodes. The k-th node on a channel has meeting `meeting_base[channel] + k`."""
-    n_classes = len(class_step) - 1
-    op, stream, phase = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int8), np.empty(n_nodes, np.int8)
-    step, module = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int32)
-    pred_ptr, pred = np.zeros(n_nodes + 1, np.int64), np.empty(n_pred, np.int32)
-    meeting, sync = np.empty(n_nodes, np.int32), np.empty(n_nodes, np.int8)
+    # One block of memory holds all columns. malloc keeps it for the next call, where it would give many smaller ones
+    # back to the system, and fresh pages cost as much as the work.
+    n_longs, n_ints = n_nodes + 1, 4 * n_nodes + n_pred
+    memory = np.empty(8 * n_longs + 4 * n_ints + 3 * n_nodes, np.int8)
+    pred_ptr = memory[: 8 * n_longs].view(np.int64)
+    pred_ptr[0] = 0
+    ints = memory[8 * n_longs : 8 * n_longs + 4 * n_ints].view(np.int32)
+    op, step, module = ints[:n_nodes], ints[n_nodes : 2 * n_nodes], ints[2 * n_nodes : 3 * n_nodes]
+    meeting, pred = ints[3 * n_nodes : 4 * n_nodes], ints[4 * n_nodes :]
+    shorts = memory[8 * n_longs + 4 * n_ints :]
+    stream, phase, sync = shorts[:n_nodes], shorts[n_nodes : 2 * n_nodes], shorts[2 * n_nodes :]
     nodes = _Nodes(op, stream, phase, step, module, pred_ptr, pred, meeting, sync)
-    recorded = np.full((n_classes, tables.n_slots), -1, np.int64)
-    met = np.zeros((n_classes, len(meeting_base)), np.int64)
+    recorded = np.full((len(class_step) - 1, tables.n_slots), -1, np.int64)
+    met = np.zeros((len(class_step) - 1, len(meeting_base)), np.int64)
     edges = _write(class_step, steps, tables, meeting_base, recorded, met, nodes)
-    return _Nodes(op, stream, phase, step, module, pred_ptr, pred[:edges].copy(), meeting, sync)
+    return _Nodes(op, stream, phase, step, module, pred_ptr, pred[:edges], meeting, sync)
 
 
 @kernel
@@ -179,33 +193,36 @@ def _write(
     i = 0
     edge = 0
     for c in range(len(class_step) - 1):
-        for s in range(class_step[c], class_step[c + 1]):
+        first, its_recorded, its_met = class_step[c], recorded[c], met[c]
+        for s in range(first, class_step[c + 1]):
             b = steps[s]
             block_first = i
-            local_edge = tables.pred_base[b]
+            base = tables.pred_base[b]
+            local_edge = base
             for j in range(tables.ptr[b], tables.ptr[b + 1]):
                 nodes.op[i] = tables.op[j]
                 nodes.stream[i] = tables.stream[j]
                 nodes.phase[i] = tables.phase[j]
                 nodes.module[i] = tables.module[j]
                 nodes.sync[i] = tables.sync[j]
-                nodes.step[i] = s - class_step[c]
-                for e in range(local_edge, tables.pred_base[b] + tables.pred_end[j]):
+                nodes.step[i] = s - first
+                end = base + tables.pred_end[j]
+                for e in range(local_edge, end):
                     p = tables.pred[e]
                     if p >= 0:
                         nodes.pred[edge] = block_first + p
                         edge += 1
-                    elif -1 - p < tables.n_slots and recorded[c, -1 - p] >= 0:
-                        nodes.pred[edge] = recorded[c, -1 - p]
+                    elif -1 - p < tables.n_slots and its_recorded[-1 - p] >= 0:
+                        nodes.pred[edge] = its_recorded[-1 - p]
                         edge += 1
-                local_edge = tables.pred_base[b] + tables.pred_end[j]
+                local_edge = end
                 nodes.pred_ptr[i + 1] = edge
                 channel = tables.channel[j]
                 nodes.meeting[i] = -1
                 if channel >= 0:
-                    nodes.meeting[i] = meeting_base[channel] + met[c, channel]
-                    met[c, channel] += 1
+                    nodes.meeting[i] = meeting_base[channel] + its_met[channel]
+                    its_met[channel] += 1
                 if tables.record[j] >= 0:
-                    recorded[c, tables.record[j]] = i
+                    its_recorded[tables.record[j]] = i
                 i += 1
     return edge
