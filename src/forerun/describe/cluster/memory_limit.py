@@ -12,6 +12,11 @@ _SOLD = 1.05
 """largest ratio of the memory that a GPU is sold with to the memory that programs can use"""
 
 
+def is_whole(own_gib: float, stated_gib: float) -> bool:
+    """Says whether `stated_gib` is the size that a GPU is sold with, of which programs can use `own_gib`."""
+    return own_gib <= stated_gib <= own_gib * _SOLD
+
+
 def limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
     """Returns the cluster with only `memory_limit_gib` of each GPU; the size that a GPU is sold with means all of it.
 
@@ -20,7 +25,7 @@ def limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
     if memory_limit_gib is None:
         return cluster
     own = cluster.device.memory_bytes / GIB
-    if own < memory_limit_gib <= own * _SOLD:
+    if is_whole(own, memory_limit_gib):
         return cluster
     if not 0 < memory_limit_gib <= own:
         raise ForerunError(

@@ -20,11 +20,9 @@ from forerun.describe.cluster.catalog import (
     load_cluster,
     load_device,
 )
+from forerun.describe.cluster.memory_limit import is_whole
 from forerun.describe.cluster.schema import BITS_PER_BYTE, US_PER_S
 from forerun.describe.cluster.types import Cluster, Device, Link
-
-_SOLD = 1.05
-"""the most that a GPU's advertised memory exceeds what programs can use (as for --memory-limit)"""
 
 
 @cache
@@ -98,7 +96,7 @@ def rank_kinds(section: HardwareSection, n_gpus: int, node_size: int, place: str
 def memory_bytes(own_bytes: int, memory_gb: float | None) -> int:
     """Returns the memory of a GPU: its usable memory if `memory_gb` is the advertised size, else `memory_gb` GiB."""
     own_gib = own_bytes / GIB
-    if memory_gb is None or own_gib <= memory_gb <= own_gib * _SOLD:
+    if memory_gb is None or is_whole(own_gib, memory_gb):
         return own_bytes
     return round(memory_gb * GIB)
 

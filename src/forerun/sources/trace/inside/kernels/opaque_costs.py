@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from forerun.common.errors import ForerunError
+from forerun.common.units import PS_PER_US
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.kinds import Gemm
 from forerun.sources.trace.inside.kernels.tensors import Kernel, all_bytes, dtype_name
 from forerun.sources.trace.opaque import Cost, Rule
 
-_PS_PER_US = 1_000_000
 _ALIGNED = 128
 """The elements of a tile that matrix units are filled by."""
 
@@ -41,7 +41,7 @@ def kernels_of(table: OpTableBuilder, name: str, cost: Cost, read: Any, written:
     bytes_written = float(all_bytes(written) if cost.bytes_written is None else cost.bytes_written)
     dtype = dtype_name(read, written)
     if cost.time_us is not None:
-        row = table.delay(name, round(cost.time_us * _PS_PER_US), cost.launches, cost.flops, bytes_written)
+        row = table.delay(name, round(cost.time_us * PS_PER_US), cost.launches, cost.flops, bytes_written)
     elif cost.unit and cost.flops:
         row = table.counted_gemm(name, _square(cost.flops), cost.unit, cost.flops, bytes_read, bytes_written)
     elif bytes_read + bytes_written or cost.flops:
