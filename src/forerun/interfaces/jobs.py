@@ -10,7 +10,7 @@ from typing import Any
 from forerun.answers.jobs.comparison import compare
 from forerun.answers.jobs.description import JobsRequest, check_names, read_cluster
 from forerun.answers.jobs.outcome import PolicyOutcome
-from forerun.answers.jobs.shares import shares
+from forerun.answers.jobs.share_policies import shares
 from forerun.answers.jobs.unlike_description import UnlikeRequest
 from forerun.common.shown import Picture, Shown
 from forerun.interfaces.report.in_notebook import document_html, shown_picture

@@ -17,7 +17,8 @@ from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.placers import placer
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.schedule import schedule
-from forerun.answers.jobs.shares import Demand, shares
+from forerun.answers.jobs.share_policies import shares
+from forerun.answers.jobs.shares import Demand
 from forerun.answers.jobs.simulation import Terms
 from forerun.answers.jobs.trace_file import read_jobs
 from forerun.answers.jobs.unlike_gpus import SteppedJob, read_rates, read_stepped_jobs
@@ -354,11 +355,11 @@ def gavel(kind="small", steps=10, gpus=1, weight=1.0, arrival=0.0):
 
 
 def test_a_trace_and_rates_of_gavel(tmp_path):
-    rates = read_rates(written(tmp_path, json.dumps(RATES), "rates.json"), ["slow", "fast"])
+    rates, _ = read_rates(written(tmp_path, json.dumps(RATES), "rates.json"), ["slow", "fast"])
     text = gavel("big", 20, 2, 2.5, 30.0) + "\n" + gavel()
     assert read_stepped_jobs(written(tmp_path, text), ["slow", "fast"], rates) == (
-        SteppedJob("1", 1, 0.0, 10, (0.0, 4.0), 1.0, "small"),
-        SteppedJob("0", 2, 30.0, 20, (3.0, 0.0), 2.5, "big"),
+        SteppedJob("1", 1, 0.0, 10, (0.0, 4.0), 1.0, "small", "small"),
+        SteppedJob("0", 2, 30.0, 20, (3.0, 0.0), 2.5, "big", "big"),
     )
     with pytest.raises(ForerunError, match="line 1: no throughput of big on 2 GPUs"):
         read_stepped_jobs(written(tmp_path, gavel("big", gpus=2)), ["fast"], rates)

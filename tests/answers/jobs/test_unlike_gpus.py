@@ -17,8 +17,10 @@ from scipy.optimize import linprog
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.interior_point import Rows, Vector, maximised
 from forerun.answers.jobs.outcome import in_use
-from forerun.answers.jobs.rounds import _rounded, in_rounds
-from forerun.answers.jobs.shares import SHARES, Demand, shares
+from forerun.answers.jobs.rounds import in_rounds
+from forerun.answers.jobs.share_policies import SHARES, shares
+from forerun.answers.jobs.shares import Demand
+from forerun.answers.jobs.units import rounded
 from forerun.answers.jobs.unlike_description import unlike_cluster_of
 from forerun.answers.jobs.unlike_gpus import SteppedJob
 from forerun.answers.jobs.unlike_nodes import NodesOfKinds
@@ -184,7 +186,7 @@ def test_a_new_job_runs_once_shares_are_asked_for_anew():
 
 def test_shares_of_equal_jobs_tie_and_small_ones_keep_their_order():
     shares = np.array([0.3333333333, 0.3333333334, 3.14e-10, 3.12e-10, 8e-12, 0.0])
-    assert _rounded(shares) == pytest.approx([0.333333, 0.333333, 3.1e-10, 3.1e-10, 8e-12, 0.0], rel=1e-9, abs=0)
+    assert rounded(shares) == pytest.approx([0.333333, 0.333333, 3.1e-10, 3.1e-10, 8e-12, 0.0], rel=1e-9, abs=0)
 
 
 def test_rows_without_their_zeros_are_the_matrix():

@@ -43,7 +43,7 @@ def fragmentation(jobs: Sequence[Scheduled], gpus: int) -> float:
     They lie scattered over nodes, are under repair, or the policy keeps them for another job. The share is of all GPU
     time from the first submission to the last end.
     """
-    changes: list[tuple[float, int, int]] = []
+    changes: list[tuple[float, float, int]] = []
     """(time, change of the GPUs in use, GPUs that a job begins to wait for; negative: it stops waiting)"""
     for job in jobs:
         free_s = job.job.submit_s
@@ -54,7 +54,7 @@ def fragmentation(jobs: Sequence[Scheduled], gpus: int) -> float:
             free_s = end_s
     changes.sort(key=lambda change: change[0])
     waiting: list[int] = []
-    used, lost = 0, 0.0
+    used, lost = 0.0, 0.0
     for (time_s, more, waits), (next_s, *_) in pairwise([*changes, (changes[-1][0], 0, 0)]):
         used += more
         if waits > 0:

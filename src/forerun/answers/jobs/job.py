@@ -134,11 +134,12 @@ class Scheduled:
     """(begin, end) of each time that it ran"""
     failures: int = 0
     """how often a node under it failed"""
-    held: tuple[int, ...] = ()
-    """GPUs that it had each time that it ran; empty: always those that it asks for"""
+    held: tuple[float, ...] = ()
+    """GPUs that it had each time that it ran, of which it has half where two jobs share them; empty: always those that
+    it asks for"""
 
     @property
-    def periods(self) -> Iterator[tuple[float, float, int]]:
+    def periods(self) -> Iterator[tuple[float, float, float]]:
         """Yields (begin, end, GPUs) of each time that it ran."""
         for i, (begin_s, end_s) in enumerate(self.ran):
             yield begin_s, end_s, self.held[i] if self.held else self.job.gpus

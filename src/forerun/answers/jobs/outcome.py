@@ -152,9 +152,9 @@ class PolicyOutcome:
         )
 
 
-def in_use(jobs: Sequence[Scheduled]) -> tuple[list[float], list[int]]:
+def in_use(jobs: Sequence[Scheduled]) -> tuple[list[float], list[float]]:
     """Returns the times in seconds at which the number of GPUs in use changes, and the number from then on."""
-    changes: defaultdict[float, int] = defaultdict(int)
+    changes: defaultdict[float, float] = defaultdict(float)
     for job in jobs:
         for begin_s, end_s, gpus in job.periods:
             changes[begin_s] += gpus

@@ -1,14 +1,15 @@
 """Runs jobs on unlike GPUs in rounds, so that each gets the shares of time that a policy gives it (Gavel, OSDI'20).
 
 Shares are asked for anew where jobs came or ended, but not before `RESET_S` have passed since the last time. A round
-lasts until the last of its jobs has run for `ROUND_S` or ended. Within each kind of GPU the jobs run first that are
-farthest behind their share.
+lasts until the last of its jobs has run for `ROUND_S` or ended. Within each kind of GPU the units (jobs, or pairs of
+jobs on the same GPUs) run first that are farthest behind their share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from math import inf
 from random import Random
 
@@ -17,46 +18,41 @@ import numpy as np
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.interior_point import Vector
 from forerun.answers.jobs.job import Job, Placement, Scheduled
-from forerun.answers.jobs.shares import Demand, shares
-from forerun.answers.jobs.unlike_gpus import SteppedJob
+from forerun.answers.jobs.placement import Placer
+from forerun.answers.jobs.share_policies import shares
+from forerun.answers.jobs.shares import Demand
+from forerun.answers.jobs.units import ROUND_S, Unit, Units, rounded
+from forerun.answers.jobs.unlike_gpus import Beside, SteppedJob
 from forerun.answers.jobs.unlike_nodes import COUNTED, Nodes, NodesOfKinds
 from forerun.common.errors import ForerunError
 
-ROUND_S = 360.0
 RESET_S = 1920.0
-_DIGITS = 6
-"""of a share behind the point, to which solutions of the policies' linear programs are right: equal jobs tie"""
-_LEAST = 1e-30
 _SEED = 5
 """of the order in which kinds of GPUs are filled under policies that don't know how fast they are"""
-_FIRST = 1e9
-"""priority by share of a job on a kind of GPU that no job has used"""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A job in a round."""
+    """A job in a round, or two jobs on the same GPUs, whose turns end together."""
 
-    job: _Running
+    jobs: tuple[_Running, ...]
     kind: int
-    rate: float
-    """steps a second"""
-    steps: int
+    rates: tuple[float, ...]
+    """steps a second of each job"""
+    steps: tuple[int, ...]
     end_s: float
     place: Placement
     failed: bool = False
 
 
 class _Running:
-    """A job in rounds; arrays are by kind of GPU."""
+    """A job in rounds."""
 
     def __init__(self, job: SteppedJob, number: int) -> None:
         self.job, self.number = job, number
         self.left = job.steps
-        self.received_s = np.full(len(job.rates), ROUND_S / 2.0)
-        self.behind_s = np.zeros(len(job.rates))
-        self.share: Vector | None = None
-        self.ran: list[tuple[float, float]] = []
+        self.ran: list[tuple[float, float, float]] = []
+        """(begin, end, GPUs) of each time that it ran; a job of a pair has half of the GPUs"""
         self.failures, self.trained_s, self.saved = 0, 0.0, job.steps
         """trained_s: seconds that it ran, without those that failures took; saved: the steps left at its checkpoint"""
 
@@ -77,13 +73,18 @@ class _Running:
 
 
 def in_rounds(
-    jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str, how: NodesOfKinds = COUNTED
+    jobs: Sequence[SteppedJob],
+    workers: Sequence[int],
+    policy_name: str,
+    how: NodesOfKinds = COUNTED,
+    beside: Beside | None = None,
 ) -> list[Scheduled]:
     """Returns what becomes of every job, in the order in which they end.
 
     Args:
         workers: GPUs of each kind, in the order of the jobs' rates.
         how: the nodes that they are in. Jobs are placed anew in each round.
+        beside: how fast jobs are that share GPUs, under policies that pack them; others share none.
 
     Raises:
         UnknownName: there is no such policy.
@@ -93,17 +94,20 @@ def in_rounds(
     for job in jobs:
         if not any(rate > 0 and nodes.could_ever(kind, job.gpus) for kind, rate in enumerate(job.rates)):
             raise ForerunError(f"job {job.name}: no kind of GPU that it runs on has {job.gpus:,}")
-    return _Rounds(jobs, workers, policy_name, nodes).run()
+    return _Rounds(jobs, workers, policy_name, nodes, beside or {}).run()
 
 
 class _Rounds:
-    def __init__(self, jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str, nodes: Nodes) -> None:
+    def __init__(
+        self, jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str, nodes: Nodes, beside: Beside
+    ) -> None:
         ordered = sorted(jobs, key=lambda job: job.submit_s)
         self.arriving = [_Running(job, number) for number, job in enumerate(ordered)][::-1]
         self.workers, self.policy, self.nodes = workers, shares(policy_name), nodes
         self.random = Random(_SEED)
-        self.jobs: list[_Running] = []
-        self.given_s = np.zeros(len(workers))
+        self.jobs: dict[int, _Running] = {}
+        self.units = Units(len(workers))
+        self.types, self.beside = _types(ordered, beside)
         self.now_s = self.began_s = self.reset_s = 0.0
         self.changed = False
         self.ended: list[Scheduled] = []
@@ -119,12 +123,14 @@ class _Rounds:
                 arrival_s = self.arriving[-1].job.submit_s if self.arriving else inf
                 self.now_s = min(arrival_s, max(self.now_s, self.nodes.next_repair_s()))
             elif idle:
-                raise ForerunError(f"the policy never starts job {self.jobs[0].job.name}")
+                raise ForerunError(f"the policy never starts job {next(iter(self.jobs.values())).job.name}")
             else:
                 self.reset_s = 0.0
                 idle = True
             while self.arriving and self.arriving[-1].job.submit_s <= self.now_s:
-                self.jobs.append(self.arriving.pop())
+                job = self.arriving.pop()
+                self.jobs[job.number] = job
+                self.units.add(job.number)
                 self.changed = True
             round_jobs = self._start()
             idle = idle and not round_jobs
@@ -143,31 +149,33 @@ class _Rounds:
         self._fail(turns)
         failures = self.nodes.how.failures
         began_s, self.began_s = self.began_s, max(turn.end_s for turn in turns)
-        for turn in sorted(turns, key=lambda turn: (-turn.end_s, turn.job.number)):
-            job, kind, end_s = turn.job, turn.kind, turn.end_s
-            if turn.failed and failures is not None:
-                job.fail(end_s - self.now_s, turn.rate, failures)
-            else:
-                if failures is not None:
-                    job.trained(end_s - self.now_s, turn.rate, failures)
-                job.left -= turn.steps
-            job.received_s[kind] += end_s - began_s
-            self.given_s[kind] += end_s - began_s
-            if end_s > self.now_s:
-                job.ran.append((self.now_s, end_s))
-            if job.left <= 0:
-                self._end(job, end_s)
+        for turn in sorted(turns, key=lambda turn: (-turn.end_s, turn.jobs[0].number)):
+            self.units.ran(tuple(job.number for job in turn.jobs), turn.kind, turn.end_s - began_s)
+            for job, rate, steps in zip(turn.jobs, turn.rates, turn.steps, strict=True):
+                if turn.failed and failures is not None:
+                    job.fail(turn.end_s - self.now_s, rate, failures)
+                else:
+                    if failures is not None:
+                        job.trained(turn.end_s - self.now_s, rate, failures)
+                    job.left -= steps
+                if turn.end_s > self.now_s:
+                    job.ran.append((self.now_s, turn.end_s, job.job.gpus / len(turn.jobs)))
+                if job.left <= 0:
+                    self._end(job, turn.end_s)
         self.now_s = self.began_s
 
     def _end(self, job: _Running, end_s: float) -> None:
-        self.jobs.remove(job)
+        del self.jobs[job.number]
+        self.units.remove(job.number)
         self.changed = True
         own = job.job
         best_s = own.steps / max(own.rates)
         plain = Job(own.name, own.gpus, own.submit_s, best_s, own.group)
         periods = _joined(job.ran)
-        stops = max(0, len(periods) - 1 - job.failures)
-        self.ended.append(Scheduled(plain, periods[0][0], end_s, stops, periods, job.failures))
+        ran, held = tuple((begin_s, end) for begin_s, end, _ in periods), tuple(gpus for *_, gpus in periods)
+        stops = sum(end != begin for (_, end), (begin, _) in pairwise(ran)) - job.failures
+        whole = all(gpus == own.gpus for gpus in held)
+        self.ended.append(Scheduled(plain, ran[0][0], end_s, max(0, stops), ran, job.failures, () if whole else held))
 
     def _start(self) -> list[_Turn]:
         """Returns the jobs of the next round."""
@@ -176,77 +184,96 @@ class _Rounds:
         kinds = [kind for kind, number in enumerate(self.workers) if number]
         if not self.policy.knows_rates:
             self.random.shuffle(kinds)
-        taken: set[int] = set()
-        chosen = []
         while self.nodes.next_failure(self.now_s) is not None:
             pass  # of nodes that no job was on
+        taken: set[int] = set()
+        chosen: list[_Turn] = []
         for kind in kinds:
             room = self.nodes.room(kind, self.now_s)
-            for job in self._in_order(kind):
-                rate = job.job.rates[kind]
-                if job.number in taken or rate <= 0 or (place := room.place(job.job.gpus)) is None:
-                    continue
-                taken.add(job.number)
-                if job.share is None:
-                    continue  # as in Gavel, a new job has its place in the round, and runs once it has a share
-                steps = min(max(1, int(rate * ROUND_S)), job.left)
-                chosen.append(_Turn(job, kind, rate, steps, self.now_s + steps / rate, place))
+            self._fill(kind, room, self.units.in_order(kind), taken, chosen)
+            if room.free and not self.policy.in_order:
+                self._fill(kind, room, self.units.idle(kind, self._idle(taken, room.free)), taken, chosen)
         return chosen
 
-    def _in_order(self, kind: int) -> list[_Running]:
-        """Returns the jobs in the order in which they may run on a kind."""
-        ranked = []
-        for job in self.jobs:
-            share = 0.0 if job.share is None else float(job.share[kind])
-            part = job.received_s[kind] / self.given_s[kind] if self.given_s[kind] else 0.0
-            priority = 0.0 if job.share is None else share / part if part else share * _FIRST
-            if priority > 0 or not self.policy.in_order:
-                ranked.append(((priority, float(job.behind_s[kind]), share), job))
-        return [job for _, job in sorted(ranked, key=lambda each: each[0], reverse=True)]
+    def _fill(self, kind: int, room: Placer, units: Sequence[Unit], taken: set[int], chosen: list[_Turn]) -> None:
+        """Gives units their turns on a kind of GPU, in their order, as long as they find a place."""
+        for unit in units:
+            if not room.free:
+                return
+            if not taken.isdisjoint(unit):
+                continue
+            jobs = tuple(self.jobs[number] for number in unit)
+            rates = self._rates(jobs, kind)
+            if min(rates) <= 0 or (place := room.place(jobs[0].job.gpus)) is None:
+                continue
+            taken.update(unit)
+            if self.units.has_share(unit):  # as in Gavel, a new job has its place, and runs once it has a share
+                steps = tuple(min(max(1, int(rate * ROUND_S)), job.left) for job, rate in zip(jobs, rates, strict=True))
+                end_s = max(self.now_s + each / rate for each, rate in zip(steps, rates, strict=True))
+                chosen.append(_Turn(jobs, kind, rates, steps, end_s, place))
+
+    def _idle(self, taken: set[int], free: int) -> list[Unit]:
+        """Returns the jobs that have no turn and need no more than the free GPUs, and pairs of them."""
+        jobs = [job for number, job in self.jobs.items() if number not in taken and job.job.gpus <= free]
+        pairs = combinations(jobs, 2) if self.policy.packs else ()
+        types = self.types
+        return [
+            *((job.number,) for job in jobs),
+            *(
+                (one.number, other.number)
+                for one, other in pairs
+                if (types[one.number], types[other.number]) in self.beside
+            ),
+        ]
+
+    def _rates(self, jobs: tuple[_Running, ...], kind: int) -> tuple[float, ...]:
+        """Returns the steps a second of the jobs of a unit on a kind of GPU."""
+        if len(jobs) == 1:
+            return (jobs[0].job.rates[kind],)
+        types = self.types[jobs[0].number], self.types[jobs[1].number]
+        return tuple(self.beside[types][:, kind].tolist()) if types in self.beside else (0.0, 0.0)
 
     def _share(self) -> None:
-        """Asks for new shares, after noting how far each job is behind its old one."""
-        passed_s = self.now_s - self.reset_s
-        for job in self.jobs:
-            due_s = 0.0 if job.share is None else job.share * passed_s
-            job.behind_s += due_s - (job.received_s - ROUND_S / 2.0)
-            job.received_s[:] = ROUND_S / 2.0
-        self.given_s[:] = len(self.jobs) * ROUND_S / 2.0
+        """Asks for new shares, after noting how far each unit is behind its old one."""
+        self.units.settle(self.now_s - self.reset_s)
         self.reset_s, self.changed = self.now_s, False
-        if not self.jobs:
+        own = [job.job for job in self.jobs.values()]
+        if not own:
             return
-        own = [job.job for job in self.jobs]
         demand = Demand(
-            names=[job.number for job in self.jobs],
+            names=list(self.jobs),
             rates=np.array([job.rates for job in own]),
             gpus=np.array([float(job.gpus) for job in own]),
             weights=np.array([job.weight for job in own]),
-            steps_left=np.array([float(job.left) for job in self.jobs]),
+            steps_left=np.array([float(job.left) for job in self.jobs.values()]),
             waited_s=self.now_s - np.array([job.submit_s for job in own]),
             workers=np.array(self.workers, dtype=np.float64),
+            types=[self.types[number] for number in self.jobs],
+            beside=self.beside,
         )
-        found = self.policy.of(demand)
-        for job, share in zip(self.jobs, _rounded(found) if self.policy.solved else found, strict=True):
-            job.share = share
+        pairs = self.policy.pairs(demand)
+        found = self.policy.of(replace(demand, pairs=pairs))
+        self.units.share(rounded(found) if self.policy.solved else found, pairs.jobs)
 
 
-def _joined(periods: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """Returns periods with those that follow each other at once as one."""
-    joined: list[tuple[float, float]] = []
-    for begin_s, end_s in periods:
-        if joined and joined[-1][1] == begin_s:
-            joined[-1] = (joined[-1][0], end_s)
+def _types(jobs: Sequence[SteppedJob], beside: Beside) -> tuple[list[int], dict[tuple[int, int], Vector]]:
+    """Returns the number of each job's type, and how fast jobs of two types are on the same GPUs."""
+    numbers: dict[tuple[str, int], int] = {}
+    types = [numbers.setdefault((job.type, job.gpus), len(numbers)) for job in jobs]
+    known = {
+        (numbers[one, gpus], numbers[other, gpus]): rates
+        for (one, other, gpus), rates in beside.items()
+        if (one, gpus) in numbers and (other, gpus) in numbers
+    }
+    return types, known
+
+
+def _joined(periods: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    """Returns periods with those as one that follow each other at once with the same GPUs."""
+    joined: list[tuple[float, float, float]] = []
+    for begin_s, end_s, gpus in periods:
+        if joined and joined[-1][1:] == (begin_s, gpus):
+            joined[-1] = (joined[-1][0], end_s, gpus)
         else:
-            joined.append((begin_s, end_s))
-    return tuple(joined)
-
-
-def _rounded(shares: Vector) -> Vector:
-    """Returns shares to so many digits that equal jobs tie.
-
-    A share that is 0 ends the nearer to 0 the more the policy would lose by it. Such shares keep two digits, so that
-    GPUs that are left over go to the jobs for which the policy would give them next.
-    """
-    unit = 10.0 ** np.floor(np.log10(np.maximum(shares, _LEAST)) - 1.0)
-    least = 0.5 * 10.0**-_DIGITS
-    return np.asarray(np.where(shares >= least, shares.round(_DIGITS), np.round(shares / unit) * unit), np.float64)
+            joined.append((begin_s, end_s, gpus))
+    return joined

@@ -1,20 +1,22 @@
 """Policies for unlike GPUs: which share of the time each job should run on each kind (Gavel, OSDI'20).
 
-A policy is one small class and an entry of SHARES. Those that know how fast each job is on each kind end in `-perf`.
+A policy is one small class and an entry of `share_policies.SHARES`. Those that know how fast each job is on each kind
+end in `-perf`; those that also let two jobs share their GPUs end in `-packed` (`packing.py`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from random import Random
 from typing import ClassVar
 
 import numpy as np
 
 from forerun.answers.jobs.interior_point import Rows, Vector, maximised
-from forerun.common.errors import UnknownName
+from forerun.core.program.types import I64
 
 _DIGITS = 6
 """of shares under which jobs that get none tie, and run in the order of arrival"""
@@ -23,8 +25,21 @@ _LEAST_GAIN = 1e-6
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Pairs of jobs that may run on the same GPUs at the same time."""
+
+    jobs: I64
+    """of [pair, member]: the numbers of the two jobs among all, the smaller one first"""
+    rates: Vector
+    """steps a second of [pair, member, kind] beside each other"""
+
+
+NO_PAIRS = Pairs(np.zeros((0, 2), np.int64), np.zeros((0, 2, 0)))
+
+
+@dataclass(frozen=True)
 class Demand:
-    """Jobs that have not ended, in the order of arrival."""
+    """Jobs that have not ended, in the order of arrival. Units are the jobs, each alone, and after them the pairs."""
 
     names: Sequence[int]
     rates: Vector
@@ -37,44 +52,79 @@ class Demand:
     """since each job's submission"""
     workers: Vector
     """GPUs of each kind"""
+    types: Sequence[int] = ()
+    """of each job; jobs of a type need as many GPUs and are equally fast"""
+    beside: Mapping[tuple[int, int], Vector] = field(default_factory=dict)
+    """(type, type) -> steps a second of [member, kind] on the same GPUs; the job that came first is the first member"""
+    pairs: Pairs = NO_PAIRS
+    """that the policy chooses from"""
+
+    @cached_property
+    def members(self) -> tuple[I64, I64, Vector]:
+        """Returns for each job in each of its units: the job, the unit, and its steps a second of [member, kind]."""
+        jobs, kinds = self.rates.shape
+        alone = np.arange(jobs)
+        units = np.concatenate([alone, jobs + np.repeat(np.arange(len(self.pairs.jobs)), 2)])
+        rates = np.concatenate([self.rates, self.pairs.rates.reshape(-1, kinds)])
+        return np.concatenate([alone, self.pairs.jobs.ravel()]), units, rates
+
+    @property
+    def unit_gpus(self) -> Vector:
+        """Returns the GPUs that each unit needs; the jobs of a pair need as many."""
+        return np.concatenate([self.gpus, self.gpus[self.pairs.jobs[:, 0]]])
+
+    def together(self, one: int, other: int) -> Vector:
+        """Returns the steps a second of [member, kind] of two jobs on the same GPUs; 0 where they can't share."""
+        unknown = np.zeros((2, len(self.workers)))
+        return self.beside.get((self.types[one], self.types[other]), unknown) if self.types else unknown
 
 
 class Shares(ABC):
-    """Says which share of the time each job should run on each kind of GPU, as an array of [job, kind]."""
+    """Says which share of the time each unit should run on each kind of GPU, as an array of [unit, kind]."""
 
     knows_rates: ClassVar[bool] = True
     in_order: ClassVar[bool] = False
     """whether a job without a share waits even if GPUs are idle"""
+    packs: ClassVar[bool] = False
+    """whether two jobs may run on the same GPUs"""
     solved: ClassVar[bool] = True
     """whether shares are the solution of a linear program, which is right to some digits only"""
+
+    def pairs(self, demand: Demand) -> Pairs:
+        """Returns the pairs of jobs that may share GPUs: none under most policies."""
+        return NO_PAIRS
 
     @abstractmethod
     def of(self, demand: Demand) -> Vector:
         """Returns the shares."""
 
 
-def _limits(demand: Demand) -> tuple[Rows, Vector]:
+def limits_of(demand: Demand) -> tuple[Rows, Vector]:
     """Returns rows and limits of shares that can be had: those of a job sum to at most 1, and the GPUs suffice."""
-    jobs, kinds = demand.rates.shape
-    number = jobs * kinds
-    each = np.arange(number)
-    of_jobs = Rows(each // kinds, each, np.ones(number), (jobs, number))
-    of_kinds = Rows(each % kinds, each, np.repeat(demand.gpus, kinds), (kinds, number))
-    return Rows.stacked([of_jobs, of_kinds], number), np.concatenate([np.ones(jobs), demand.workers])
+    jobs, units, _ = demand.members
+    kinds, gpus = len(demand.workers), demand.unit_gpus
+    number = len(gpus) * kinds
+    each = np.arange(kinds)
+    places = (units[:, None] * kinds + each).ravel()
+    of_jobs = Rows(np.repeat(jobs, kinds), places, np.ones(len(places)), (len(demand.gpus), number))
+    of_kinds = Rows(np.tile(each, len(gpus)), np.arange(number), np.repeat(gpus, kinds), (kinds, number))
+    return Rows.stacked([of_jobs, of_kinds], number), np.concatenate([np.ones(len(demand.gpus)), demand.workers])
 
 
-def _progress(demand: Demand, per_step: Vector) -> Rows:
-    """Returns for each job its steps a second by its shares, each step as much worth as `per_step` says."""
-    jobs, kinds = demand.rates.shape
-    each = np.arange(jobs * kinds)
-    return Rows(each // kinds, each, (demand.rates * per_step[:, None]).ravel(), (jobs, jobs * kinds))
+def progress_of(demand: Demand, per_step: Vector) -> Rows:
+    """Returns for each job its steps a second by its units' shares, each step as much worth as `per_step` says."""
+    jobs, units, rates = demand.members
+    kinds = len(demand.workers)
+    places = (units[:, None] * kinds + np.arange(kinds)).ravel()
+    value = (rates * per_step[jobs][:, None]).ravel()
+    return Rows(np.repeat(jobs, kinds), places, value, (len(per_step), len(demand.unit_gpus) * kinds))
 
 
-def _evenly(demand: Demand, per_step: Vector) -> tuple[Vector, float]:
+def evenly(demand: Demand, per_step: Vector) -> tuple[Vector, float]:
     """Returns the shares that make the least progress of all jobs the largest, and that progress."""
-    rows, limits = _limits(demand)
+    rows, limits = limits_of(demand)
     number, jobs = rows.shape[1], len(per_step)
-    gains = _progress(demand, per_step)
+    gains = progress_of(demand, per_step)
     unit = float(gains.value.max())
     least = Rows(np.arange(jobs), np.full(jobs, number), np.ones(jobs), (jobs, number + 1))
     behind = Rows(
@@ -95,26 +145,32 @@ class MaxMinFairness(Shares):
     def of(self, demand: Demand) -> Vector:
         """Returns the shares that make the smallest part as large as it can be."""
         in_turn = demand.rates @ demand.workers / demand.workers.sum()
-        return _evenly(demand, demand.gpus / (demand.weights * in_turn))[0]
+        return evenly(demand, demand.gpus / (demand.weights * in_turn))[0]
 
 
 class FinishTimeFairness(Shares):
-    """The job that ends latest, against when it would with a cluster part of its own, ends as early as it can."""
+    """The job that ends latest, against when it would with a cluster part of its own, ends as early as it can.
 
-    def __init__(self) -> None:
+    With `by_weight`, a job of weight 2 counts as half as fast as it is, so that it gets more, as in Gavel's policy for
+    jobs that share GPUs.
+    """
+
+    def __init__(self, by_weight: bool = False) -> None:
+        self.by_weight = by_weight
         self.alone_s: dict[int, float] = {}
         self.before: dict[int, tuple[float, float]] = {}
         """steps left and rate alone of each job when shares were last asked for"""
 
     def of(self, demand: Demand) -> Vector:
         """Returns the shares with the smallest of all largest ratios of finish times."""
-        rates_alone = (demand.rates * _own_part(demand)).sum(axis=1)
+        rates_alone = (demand.rates * own_part(demand)).sum(axis=1)
         self._note(demand, rates_alone)
         expected_s = np.array([self.alone_s[name] for name in demand.names]) + demand.steps_left / rates_alone
+        weights = demand.weights if self.by_weight else np.ones(len(demand.gpus))
 
         def served(ratio: float) -> tuple[Vector, float]:
             """Returns shares under which no ratio is above `ratio` if the second value is at least 1."""
-            return _evenly(demand, (ratio * expected_s - demand.waited_s) / demand.steps_left)
+            return evenly(demand, (ratio * expected_s - demand.waited_s) / (demand.steps_left * weights))
 
         low = float((demand.waited_s / expected_s).max())
         high = max(2.0 * low, 1.0)
@@ -139,7 +195,7 @@ class LeastMakespan(Shares):
 
     def of(self, demand: Demand) -> Vector:
         """Returns the shares with the least time until the last job ends."""
-        return _evenly(demand, 1.0 / demand.steps_left)[0]
+        return evenly(demand, 1.0 / demand.steps_left)[0]
 
 
 class MostThroughput(Shares):
@@ -147,8 +203,8 @@ class MostThroughput(Shares):
 
     def of(self, demand: Demand) -> Vector:
         """Returns the shares with the largest sum of rates."""
-        rows, limits = _limits(demand)
-        gains = _progress(demand, np.ones(len(demand.gpus)))
+        rows, limits = limits_of(demand)
+        gains = progress_of(demand, np.ones(len(demand.gpus)))
         found = maximised(gains.columns_times(np.ones(len(demand.gpus))), rows, limits)
         return np.asarray(np.clip(found.reshape(-1, len(demand.workers)), 0.0, 1.0).round(_DIGITS))
 
@@ -160,10 +216,10 @@ class Isolated(Shares):
 
     def of(self, demand: Demand) -> Vector:
         """Returns the parts."""
-        return _own_part(demand)
+        return own_part(demand)
 
 
-def _own_part(demand: Demand) -> Vector:
+def own_part(demand: Demand) -> Vector:
     """Returns the share of each job of [job, kind] if each has an equal part of the GPUs of each kind to itself."""
     part = (demand.workers / len(demand.gpus))[None, :] / demand.gpus[:, None]
     return np.asarray(part / np.maximum(part.sum(axis=1), 1.0)[:, None])
@@ -220,25 +276,3 @@ class Blind(Shares):
         """Returns the policy's shares where each job is as fast on all kinds as on the first, or has this rate."""
         rates = np.repeat(demand.rates[:, :1], demand.rates.shape[1], axis=1)
         return self.policy.of(replace(demand, rates=rates if self.rate is None else np.full_like(rates, self.rate)))
-
-
-SHARES: dict[str, Callable[[], Shares]] = {
-    "fifo": InOrderAnywhere,
-    "fifo-perf": InOrder,
-    "isolated": Isolated,
-    "max-min-fairness": lambda: Blind(MaxMinFairness(), 1.0),
-    "max-min-fairness-perf": MaxMinFairness,
-    "finish-time-fairness": lambda: Blind(FinishTimeFairness()),
-    "finish-time-fairness-perf": FinishTimeFairness,
-    "min-total-duration": lambda: Blind(LeastMakespan()),
-    "min-total-duration-perf": LeastMakespan,
-    "max-sum-throughput-perf": MostThroughput,
-}
-"""name -> policy; the names are those of Gavel"""
-
-
-def shares(name: str) -> Shares:
-    """Returns a new policy called `name`. Raises UnknownName if there is none."""
-    if name not in SHARES:
-        raise UnknownName("policy for unlike GPUs", name, list(SHARES))
-    return SHARES[name]()

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from forerun.answers.analysis.predict import predict
 from forerun.answers.jobs.entries import Count, FailuresEntry, NotNegative, PlanEntry, Positive
+from forerun.answers.jobs.interior_point import Vector
 from forerun.answers.jobs.job import Scheduled
 from forerun.answers.jobs.rounds import in_rounds
-from forerun.answers.jobs.shares import shares
-from forerun.answers.jobs.unlike_gpus import SteppedJob, read_rates, read_stepped_jobs
+from forerun.answers.jobs.share_policies import shares
+from forerun.answers.jobs.unlike_gpus import Beside, SteppedJob, read_rates, read_stepped_jobs
 from forerun.answers.jobs.unlike_nodes import COUNT, COUNTED, NodesOfKinds
 from forerun.common.errors import ForerunError, at
 from forerun.common.yaml_files import Entry, check
@@ -38,6 +40,13 @@ class SteppedEntry(Entry):
     group: str = ""
 
 
+class PairEntry(Entry):
+    """Two jobs that can run on the same GPUs, with the steps a second that each then makes on the kinds of GPUs."""
+
+    jobs: Annotated[list[str], Field(min_length=2, max_length=2)]
+    steps_per_s: dict[str, Annotated[list[NotNegative], Field(min_length=2, max_length=2)]]
+
+
 class UnlikeEntry(Entry):
     """The whole file."""
 
@@ -53,6 +62,7 @@ class UnlikeEntry(Entry):
     trace: str | None = None
     throughputs: str | None = None
     jobs: list[SteppedEntry] = Field(default_factory=list)
+    pairs: list[PairEntry] = Field(default_factory=list)
     policies: list[str] = Field(default_factory=lambda: ["fifo-perf", "max-min-fairness-perf"])
 
 
@@ -65,6 +75,8 @@ class UnlikeRequest:
     jobs: tuple[SteppedJob, ...]
     policies: tuple[str, ...]
     nodes: NodesOfKinds = COUNTED
+    beside: Beside = field(default_factory=dict)
+    """how fast jobs are that share GPUs"""
     notes: tuple[str, ...] = ()
 
     @property
@@ -84,7 +96,7 @@ class UnlikeRequest:
 
     def schedule(self, policy: str) -> list[Scheduled]:
         """Returns what becomes of the jobs under a policy. Raises as `in_rounds` does."""
-        return in_rounds(self.jobs, tuple(self.workers.values()), policy, self.nodes)
+        return in_rounds(self.jobs, tuple(self.workers.values()), policy, self.nodes, self.beside)
 
 
 def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> UnlikeRequest:
@@ -101,14 +113,43 @@ def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -
     if entry.trace is not None:
         if entry.throughputs is None:
             raise ForerunError(f"{place}: trace needs throughputs, a JSON file of steps a second by GPU and job type")
-        jobs = read_stepped_jobs(folder / entry.trace, kinds, read_rates(folder / entry.throughputs, kinds))
+        if entry.pairs:
+            raise ForerunError(f"{place}: pairs are for a list of jobs; throughputs say how fast jobs of a trace are")
+        rates, beside = read_rates(folder / entry.throughputs, kinds)
+        jobs = read_stepped_jobs(folder / entry.trace, kinds, rates)
     else:
         jobs = tuple(_job(each, kinds, entry.clusters, place) for each in entry.jobs)
+        beside = _beside(entry.pairs, jobs, kinds, place)
     failures = None if entry.failures is None else entry.failures.of_nodes
     nodes = NodesOfKinds(entry.gpus_per_node, entry.placement, failures)
     with at(place):
         nodes.check(tuple(entry.gpu_kinds.values()), kinds)
-    return UnlikeRequest(entry.name, dict(entry.gpu_kinds), jobs, tuple(dict.fromkeys(entry.policies)), nodes)
+    policies = tuple(dict.fromkeys(entry.policies))
+    return UnlikeRequest(entry.name, dict(entry.gpu_kinds), jobs, policies, nodes, beside)
+
+
+def _beside(pairs: list[PairEntry], jobs: tuple[SteppedJob, ...], kinds: tuple[str, ...], place: str) -> Beside:
+    """Returns how fast the jobs of pairs are beside each other, in either order.
+
+    Raises ForerunError for a pair that makes no sense.
+    """
+    known = {job.name: job for job in jobs}
+    found: dict[tuple[str, str, int], Vector] = {}
+    for entry in pairs:
+        at_pair = f"{place}: pair {' and '.join(entry.jobs)}"
+        for name in entry.jobs:
+            if name not in known:
+                raise ForerunError(f"{at_pair}: there is no job {name}")
+        one, other = (known[name] for name in entry.jobs)
+        if one.gpus != other.gpus:
+            raise ForerunError(f"{at_pair}: jobs that share GPUs need as many; these need {one.gpus} and {other.gpus}")
+        rates = np.zeros((2, len(kinds)))
+        for kind, both in entry.steps_per_s.items():
+            if kind not in kinds:
+                raise ForerunError(f"{at_pair}: steps_per_s: no GPU kind {kind}; known: {', '.join(kinds)}")
+            rates[:, kinds.index(kind)] = both
+        found[one.name, other.name, one.gpus], found[other.name, one.name, one.gpus] = rates, rates[::-1]
+    return found
 
 
 def _job(entry: SteppedEntry, kinds: tuple[str, ...], clusters: dict[str, str], place: str) -> SteppedJob:
@@ -124,7 +165,7 @@ def _job(entry: SteppedEntry, kinds: tuple[str, ...], clusters: dict[str, str], 
         if kind not in kinds:
             raise ForerunError(f"{at_job}: steps_per_s: no GPU kind {kind}; known: {', '.join(kinds)}")
     known = tuple(rates.get(kind, 0.0) for kind in kinds)
-    return SteppedJob(entry.name, entry.gpus, entry.submit_s, steps, known, entry.weight, entry.group)
+    return SteppedJob(entry.name, entry.gpus, entry.submit_s, steps, known, entry.weight, entry.group, entry.name)
 
 
 def _predicted(

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from ast import literal_eval
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
+
+from forerun.answers.jobs.interior_point import Vector
 from forerun.common.admission import read_json, read_text
 from forerun.common.errors import ForerunError
 
 Rates = Mapping[str, Mapping[tuple[str, int], float]]
 """GPU kind -> (job type, GPUs) -> steps a second"""
+Beside = Mapping[tuple[str, str, int], Vector]
+"""(job type, job type, GPUs) -> steps a second of [member, kind] of two jobs on the same GPUs, the one that came first
+first; types that can't share GPUs are not in it"""
 _TRACE_COLUMNS = 10
 _TYPE, _STEPS, _GPUS, _WEIGHT, _ARRIVAL = 0, 5, 6, 7, 9
 
@@ -30,6 +37,8 @@ class SteppedJob:
     weight: float = 1.0
     """how much more it should get than a job of weight 1"""
     group: str = ""
+    type: str = ""
+    """jobs of a type on as many GPUs are equally fast, alone and beside others"""
 
 
 def read_stepped_jobs(path: str | Path, kinds: Sequence[str], rates: Rates) -> tuple[SteppedJob, ...]:
@@ -56,27 +65,36 @@ def read_stepped_jobs(path: str | Path, kinds: Sequence[str], rates: Rates) -> t
         if not known:
             raise ForerunError(f"{place}: no throughput of {key[0]} on {gpus} GPUs of any kind of the cluster")
         own = tuple(rates[kind].get(key, 0.0) for kind in kinds)
-        jobs.append(SteppedJob(str(len(jobs)), gpus, submit_s, steps, own, weight, cells[_TYPE]))
+        jobs.append(SteppedJob(str(len(jobs)), gpus, submit_s, steps, own, weight, cells[_TYPE], cells[_TYPE]))
     if not jobs:
         raise ForerunError(f"{path}: the trace has no jobs")
     return tuple(sorted(jobs, key=lambda job: job.submit_s))
 
 
-def read_rates(path: str | Path, kinds: Sequence[str]) -> dict[str, dict[tuple[str, int], float]]:
-    """Returns the rates of a table in Gavel's format: JSON of GPU kind -> "('job type', GPUs)" -> null -> steps/s.
+def read_rates(path: str | Path, kinds: Sequence[str]) -> tuple[dict[str, dict[tuple[str, int], float]], Beside]:
+    """Returns the rates of jobs alone, and of two jobs on the same GPUs, of a table in Gavel's format.
+
+    It is JSON of GPU kind -> "('job type', GPUs)" -> null -> steps/s, and "('other type', GPUs)" -> [steps/s of each].
 
     Raises ForerunError, which names the file and what is wrong.
     """
     table = read_json(path)
     found: dict[str, dict[tuple[str, int], float]] = {}
-    for kind in kinds:
+    beside: dict[tuple[str, str, int], Vector] = {}
+    job_type = lru_cache(maxsize=None)(_job_type)
+    for number, kind in enumerate(kinds):
         rows = table.get(kind) if isinstance(table, dict) else None
         if not isinstance(rows, dict):
             raise ForerunError(f"{path}: no throughputs of GPU kind {kind}")
-        found[kind] = {
-            _job_type(key, f"{path}: {kind}"): _alone(row, f"{path}: {kind}: {key}") for key, row in rows.items()
-        }
-    return found
+        found[kind] = {}
+        for key, row in rows.items():
+            name, gpus = job_type(key, f"{path}: {kind}")
+            place = f"{path}: {kind}: {key}"
+            found[kind][name, gpus] = _alone(row, place)
+            for other, rates in _others(row, gpus, job_type, place):
+                both = beside.setdefault((name, other, gpus), np.zeros((2, len(kinds))))
+                both[:, number] = rates
+    return found, {types: rates for types, rates in beside.items() if rates.any()}
 
 
 def _job_type(text: str, place: str) -> tuple[str, int]:
@@ -92,6 +110,26 @@ def _job_type(text: str, place: str) -> tuple[str, int]:
 def _alone(row: object, place: str) -> float:
     """Returns the rate of a job that shares its GPUs with no other."""
     rate = row.get("null") if isinstance(row, dict) else None
-    if not isinstance(rate, (int, float)) or not isfinite(rate) or rate < 0:
+    if not _is_rate(rate):
         raise ForerunError(f"{place}: null should be the steps a second of the job alone")
-    return float(rate)
+    return float(rate)  # type: ignore[arg-type]
+
+
+def _others(
+    row: object, gpus: int, job_type: Callable[[str, str], tuple[str, int]], place: str
+) -> list[tuple[str, list[float]]]:
+    """Returns the types beside which a job can run on its GPUs, and the rates of both."""
+    found = []
+    for key, rates in row.items() if isinstance(row, dict) else ():
+        if key == "null":
+            continue
+        other, others_gpus = job_type(key, place)
+        if not (isinstance(rates, list) and len(rates) == 2 and all(_is_rate(rate) for rate in rates)):
+            raise ForerunError(f"{place}: {key}: give the steps a second of both jobs as two numbers")
+        if others_gpus == gpus:
+            found.append((other, rates))
+    return found
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, (int, float)) and isfinite(value) and value >= 0

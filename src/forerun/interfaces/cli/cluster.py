@@ -14,7 +14,7 @@ from forerun.answers.jobs.elastic import ELASTIC
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.placers import PLACERS
 from forerun.answers.jobs.policies import POLICIES
-from forerun.answers.jobs.shares import SHARES, shares
+from forerun.answers.jobs.share_policies import SHARES, shares
 from forerun.answers.jobs.unlike_description import UnlikeRequest
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import given, grouped
