@@ -175,6 +175,20 @@ def test_a_program_without_a_solution_is_refused():
         maximised(np.ones(1), rows_of(np.array([[1.0], [-1.0]])), np.array([0.0, -1.0]))
 
 
+def test_a_solution_on_the_border_is_one():
+    """The last step makes some of its variables 0, from which there is no way on."""
+    asked = Demand(
+        names=range(2),
+        rates=np.array([[1.0, 0.0], [1.0, 0.0]]),
+        gpus=np.array([4.0, 4.0]),
+        weights=np.ones(2),
+        steps_left=np.ones(2),
+        waited_s=np.zeros(2),
+        workers=np.array([4.0, 8.0]),
+    )
+    assert shares("max-sum-throughput-perf").of(asked)[:, 0] == pytest.approx([0.5, 0.5], abs=1e-6)
+
+
 def test_a_new_job_runs_once_shares_are_asked_for_anew():
     """They are at 720 s, the first time since the start, and then not before 2,640 s, in the round from 2,880 s on."""
     jobs = [

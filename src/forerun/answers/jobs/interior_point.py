@@ -102,10 +102,13 @@ def maximised(gain: Vector, rows: Rows, limits: Vector) -> Vector:
     x, error = program.x, program.error
     with np.errstate(all="ignore"):  # numbers grow without bounds where there is no solution
         for _ in range(_MOST_STEPS):
-            if error < _ACCURACY or not program.step():
+            if error < _ACCURACY:
                 break
+            goes_on = program.step()
             if program.error < error:
                 x, error = program.x, program.error
+            if not goes_on:
+                break
     if error > _LEAST_ACCURACY:
         raise ForerunError("a linear program has no solution")
     return x
@@ -133,7 +136,7 @@ class _Program:
     def step(self) -> bool:
         """Goes a step towards the optimum: predicts how far one can go, then aims as far at the centre as needed.
 
-        Returns False, and goes none, where numbers of finite length leave no way on.
+        Returns False where numbers of finite length leave no way on.
         """
         weights: Vector = self.x / self.loss
         matrix = self.rows.gram(weights)
