@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from forerun.describe.model.layered import Layer, LayeredModel
-from forerun.describe.model.parameters import halves, layer_counts, projected_width
+from forerun.describe.model.parameters import halves, indexer_products, layer_counts, projected_width
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
 Matrix = tuple[int, int]
@@ -82,6 +82,10 @@ def _attention(spec: ModelSpec) -> list[Matrix]:
     hidden = spec.hidden
     if spec.mla is not None:
         return _latent_attention(spec, spec.mla)
+    if spec.compressed is not None:
+        products = spec.compressed.products(hidden, spec.n_heads, spec.head_dim)
+        place = [(spec.compressed.rate, spec.compressed.series * spec.head_dim)] * (spec.compressed.rate > 0)
+        return [*((m, n) for n, m in products), *place, *_indexer(spec)]
     return [(projected_width(spec), hidden), (hidden, spec.n_heads * spec.value_dim)]
 
 
@@ -92,10 +96,16 @@ def _latent_attention(spec: ModelSpec, mla: MLASpec) -> list[Matrix]:
     up = (spec.n_heads * (mla.qk_nope_dim + mla.v_head_dim), mla.kv_lora_rank)
     found = [*queries, (mla.kv_lora_rank + mla.qk_rope_dim, hidden), up, (hidden, spec.n_heads * mla.v_head_dim)]
     found += [(spec.n_heads * mla.v_head_dim, hidden)] * spec.attention_gate
+    return [*found, *_indexer(spec)]
+
+
+def _indexer(spec: ModelSpec) -> list[Matrix]:
     if spec.indexer is None or spec.indexer.shared:
-        return found
-    heads, width = spec.indexer.heads, spec.indexer.head_dim
-    return [*found, (heads * width, rank or hidden), (width, hidden), (heads, hidden)]
+        return []
+    place = []
+    if spec.compressed:
+        place = [(spec.compressed.rate, spec.compressed.series * spec.indexer.head_dim)]
+    return [*((m, n) for n, m in indexer_products(spec, spec.indexer)), *place]
 
 
 def _feed_forward(spec: ModelSpec, width: int) -> list[Matrix]:

@@ -97,12 +97,13 @@ def model_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
 
     PaLM (arXiv 2204.02311), appendix B: N = `compute_parameter_count`, L layers, h = heads x head width, s = seq_len.
     Neither causal masks nor sliding windows reduce the attention term, and recomputation does not count.
+    Compressed keys count by those that a query reads on average.
     Where keys and values differ in width (latent attention), h is the mean of both over all heads. A recurrence has 3
     times its forward FLOPs in place of the attention term.
     """
-    attention = sum(n * _mean_attention_width(layer) for layer, n in layer_counts(spec) if layer.n_heads)
+    pairs = sum(n * _mean_attention_width(layer) * _keys(layer, seq_len) for layer, n in layer_counts(spec))
     scans = sum(n * layer.scan.flops_per_token() for layer, n in layer_counts(spec) if layer.scan)
-    return 6.0 * compute_parameter_count(spec) + 12.0 * attention * seq_len + 3.0 * scans
+    return 6.0 * compute_parameter_count(spec) + 12.0 * pairs + 3.0 * scans
 
 
 def layer_counts(spec: ModelSpec) -> list[tuple[ModelSpec, int]]:
@@ -127,6 +128,10 @@ def _attention(spec: ModelSpec) -> int:
     sinks = spec.sinks * spec.n_heads
     if spec.mla:
         return _latent_attention(spec, spec.mla) + sinks
+    if spec.compressed:
+        products = spec.compressed.products(spec.hidden, spec.n_heads, spec.head_dim)
+        indexer = _indexer(spec, spec.indexer) if spec.indexer else 0
+        return sum(n * m for n, m in products) + spec.compressed.vectors(spec.head_dim) + indexer + sinks
     read = spec.n_heads * spec.value_dim
     return (
         _linear(spec.hidden, projected_width(spec), spec.qkv_bias) + _linear(read, spec.hidden, spec.out_bias) + sinks
@@ -165,12 +170,35 @@ def _latent_attention(spec: ModelSpec, mla: MLASpec) -> int:
 
 
 def _indexer(spec: ModelSpec, indexer: IndexerSpec) -> int:
-    """Returns queries from the latent query, one key for all heads with a LayerNorm, and a weight for each head."""
+    """Returns the products of an indexer with its vectors."""
+    return sum(n * m for n, m in indexer_products(spec, indexer)) + indexer_vectors(spec, indexer)
+
+
+def indexer_products(spec: ModelSpec, indexer: IndexerSpec) -> list[tuple[int, int]]:
+    """Returns (columns that are read, rows that are made) of an indexer's matrices.
+
+    These are queries from the latent query, a weight for each head, and one key for all heads; where keys are
+    compressed, entries and their weights in place of the keys.
+    """
+    if indexer.shared:
+        return []
+    latent = spec.mla or spec.compressed
+    rank = (latent.q_lora_rank if latent else None) or spec.hidden
+    keys = (spec.hidden, indexer.head_dim)
+    if spec.compressed:
+        keys = (spec.hidden, spec.compressed.series * indexer.head_dim)
+    several = [keys] * (2 if spec.compressed else 1)
+    return [(rank, indexer.heads * indexer.head_dim), (spec.hidden, indexer.heads), *several]
+
+
+def indexer_vectors(spec: ModelSpec, indexer: IndexerSpec) -> int:
+    """Returns the elements of an indexer's other parameters: a LayerNorm of its keys, or a norm of its entries and the
+    table that weights tokens by their place."""
     if indexer.shared:
         return 0
-    rank = (spec.mla.q_lora_rank if spec.mla else None) or spec.hidden
-    width = indexer.head_dim
-    return rank * indexer.heads * width + spec.hidden * width + 2 * width + spec.hidden * indexer.heads
+    if spec.compressed:
+        return indexer.head_dim + spec.compressed.vectors(indexer.head_dim)
+    return 2 * indexer.head_dim
 
 
 def halves(spec: ModelSpec) -> int:
@@ -185,6 +213,8 @@ def _layer_norms(spec: ModelSpec) -> int:
     count = (spec.block_norms * places * each + beside) * _norm(spec, spec.hidden)
     if spec.n_heads and spec.mla:
         count += _norm(spec, spec.mla.kv_lora_rank) + _norm(spec, spec.mla.q_lora_rank or 0)
+    elif spec.n_heads and spec.compressed:
+        count += sum(_norm(spec, width) for width in spec.compressed.norm_widths(spec.head_dim))
     elif spec.n_heads and spec.qk_norm:
         biased = spec.norm == "layernorm" and spec.norm_bias and spec.qk_norm_over == "head"
         count += sum(qk_norm_widths(spec)) * (1 + biased)
@@ -208,3 +238,14 @@ def _feed_forward(spec: ModelSpec, width: int) -> int:
 def _mean_attention_width(spec: ModelSpec) -> float:
     keys = spec.mla.qk_nope_dim + spec.mla.qk_rope_dim if spec.mla else spec.head_dim
     return spec.n_heads * (keys + spec.value_dim) / 2
+
+
+def _keys(spec: ModelSpec, seq_len: int) -> float:
+    """Returns the keys that count for each query of a layer: all of the sequence, or those that it reads of compressed
+    ones."""
+    if not spec.n_heads:
+        return 0.0
+    if spec.compressed is None:
+        return seq_len
+    most = spec.indexer.top_k if spec.indexer else None
+    return spec.compressed.mean_keys(seq_len, spec.sliding_window or seq_len, most)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from forerun.common.errors import ForerunError
+from forerun.describe.model.compressed import CompressedSpec
 from forerun.describe.model.scan import ScanSpec
 from forerun.describe.model.streams import StreamsSpec
 
@@ -97,12 +98,15 @@ class MLASpec:
 
 @dataclass(frozen=True, slots=True)
 class IndexerSpec:
-    """The small attention that chooses the keys of each query (DeepSeek-V3.2, arXiv 2512.02556, section 2.1)."""
+    """The small attention that chooses the keys of each query (DeepSeek-V3.2, arXiv 2512.02556, section 2.1).
+
+    With compressed keys it chooses among entries, and makes entries of its own from the hidden state.
+    """
 
     heads: int
     head_dim: int
     top_k: int
-    """keys that a query attends to"""
+    """keys, or entries, that a query attends to"""
     shared: bool = False
     """whether the layer takes the choice of an earlier one, and has no indexer of its own"""
 
@@ -190,6 +194,8 @@ class ModelSpec:
     hidden_dropout: bool | None = None
     """whether training drops outputs of attention and feed-forward at random; None: as the framework's recipes do"""
     indexer: IndexerSpec | None = None
+    compressed: CompressedSpec | None = None
+    """attention to a window and to entries that stand for several tokens (DeepSeek-V4)"""
     scan: ScanSpec | None = None
     """a recurrence in place of the attention, or beside it where `n_heads` is above 0"""
     norm_place: NormPlace = "before"
@@ -228,6 +234,11 @@ class ModelSpec:
             raise ForerunError(
                 f"model {self.name}: n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}"
             )
+        if self.compressed and (self.mla or self.n_kv_heads != 1 or self.sliding_window is None):
+            raise ForerunError(f"model {self.name}: compressed needs one key head and a sliding_window, and no mla")
+        if self.compressed and self.n_heads % self.compressed.out_groups:
+            groups = self.compressed.out_groups
+            raise ForerunError(f"model {self.name}: n_heads {self.n_heads} is not a multiple of out_groups {groups}")
         if self.streams and self.parallel:
             raise ForerunError(f"model {self.name}: several residual streams need halves in turn, not parallel: true")
         if self.pooler_classes and not self.pooler:

@@ -1,11 +1,11 @@
 """Reads and writes a ModelSpec as plain fields, as presets and users' own YAML files hold it.
 
 The keys are those of ModelSpec (and of MoESpec under `moe`, MLASpec under `mla`, ScanSpec under `scan`, IndexerSpec
-under `indexer`). `layers` lists the keys that single layers change, with `times` for as many layers in a row; a list
-that is shorter than `n_layers` repeats. `n_kv_heads` may be left out where it
-equals `n_heads`, and `head_dim` where it is hidden / n_heads. Further keys: `source`; `parameters`, the published
-count; `parameters_billion`, a rounded published count, as text with its digits. A published count that differs from
-that of the fields is an error.
+under `indexer`, CompressedSpec under `compressed`). `layers` lists the keys that single layers change, with `times` for
+as many layers in a row; a list that is shorter than `n_layers` repeats. `n_kv_heads` may be left out where it equals
+`n_heads`, and `head_dim` where it is hidden / n_heads. Further keys: `source`; `parameters`, the published count;
+`parameters_billion`, a rounded published count, as text with its digits. A published count that differs from that of
+the fields is an error.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from forerun.common.errors import ForerunError, at
+from forerun.describe.model.compressed import CompressedSpec
 from forerun.describe.model.fields import Fields, read_yaml
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.scan import ScanSpec
@@ -26,7 +27,7 @@ from forerun.describe.model.streams import StreamsSpec
 
 _PUBLISHED = ("parameters", "parameters_billion")
 _MOST_PARAMETERS = 10**15
-_Part = ModelSpec | MoESpec | MLASpec | ScanSpec | IndexerSpec | StreamsSpec
+_Part = ModelSpec | MoESpec | MLASpec | ScanSpec | IndexerSpec | StreamsSpec | CompressedSpec
 _OF_THE_MODEL = (
     "name",
     "n_layers",
@@ -78,7 +79,7 @@ def spec_mapping(spec: _Part) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     """Returns a value of a field as files hold it."""
-    if isinstance(value, (ModelSpec, MoESpec, MLASpec, ScanSpec, IndexerSpec, StreamsSpec)):
+    if isinstance(value, get_args(_Part)):
         return spec_mapping(value)
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 

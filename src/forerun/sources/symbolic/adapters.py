@@ -78,7 +78,7 @@ def dequantised(kernels: TransformerKernels, product: Product) -> tuple[list[Sta
     """
     if not kernels.plan.quantises_frozen or product.module not in (ATTENTION, FFN):
         return [], ()
-    elements = product.n_in * product.n_out
+    elements = product.elements
     read, written = elements * frozen_matrix_bytes(kernels.plan), elements * kernels.act_bytes
     name = product.name + ".dequantise"
     return kernels.traffic(name, read, written, _DEQUANTISE_LAUNCHES), ((written, 0, 1),)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forerun.describe.kernels.attention import attention_kernel
 from forerun.describe.plan.rules import drops_attention
 from forerun.sources.symbolic.attention_kernel import kernel_name, kernel_op, kernel_tape_op, kernel_tensors
+from forerun.sources.symbolic.compressed import grouped_output
 from forerun.sources.symbolic.context_parallel import context_parallel
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.queries_keys_values import attention_bytes, queries_keys_values, query_names, repeats_kv
@@ -27,6 +28,9 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
         context_parallel(section, module)
     kernels, shapes = section.kernels, section.kernels.shapes
     rows = _output_gate(section, module)
+    if kernels.model.compressed:
+        grouped_output(section, kernels.model.compressed, rows, y, module)
+        return
     if kernels.stack.sequence_first and kernels.plan.micro_batch > 1:
         inside, rows, (*_, size) = rows, "o.rows", attention_bytes(section)
         elements = size // shapes.act_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forerun.core.program.kinds import Attention
 from forerun.describe.kernels.attention import attention_kernel
 from forerun.describe.plan.rules import DTYPE_BYTES
+from forerun.sources.symbolic.compressed import keys_read
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.queries_keys_values import attention_bytes, query_names
 from forerun.sources.symbolic.shapes import ceil_div
@@ -33,15 +34,17 @@ def kernel_op(
     batch, documents = kernels.plan.micro_batch, kernels.plan.documents
     if len(set(documents)) == 1 and len(documents) > 1:
         batch, seq_q, seq_kv = batch * len(documents), documents[0], documents[0]
-    window = kernels.model.sliding_window
-    if window and window < seq_kv and causal:
+    window, compressed = kernels.model.sliding_window, kernels.model.compressed
+    if compressed:
+        seq_kv, causal = keys_read(section, compressed, seq_q), False
+    elif window and window < seq_kv and causal:
         seq_kv, causal = window, False
     chunk, indexer = kernels.model.attention_chunk, kernels.model.indexer
     if chunk and chunk < min(seq_q, seq_kv):
         batch, seq_q, seq_kv = batch * ceil_div(seq_q, chunk), chunk, chunk
     if len(set(documents)) > 1:
         batch, seq_q, seq_kv, causal = kernels.plan.micro_batch, kernels.plan.seq_len, _keys(section), False
-    if indexer and indexer.top_k < seq_kv:
+    if indexer and not compressed and indexer.top_k < seq_kv:
         seq_kv, causal = indexer.top_k, False
     sizes = (batch, heads, kv_heads, seq_q, seq_kv, s.head_dim, int(causal))
     forward, backward = (Attention(*sizes, backward=turn, v_head_dim=s.v_head_dim) for turn in (0, 1))

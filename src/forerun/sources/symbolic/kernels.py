@@ -159,18 +159,26 @@ class PlanKernels:
     # -- matrix multiplication -----------------------------------------------------------------------------
 
     def gemms(
-        self, name: str, tokens: int, n_in: int, n_out: int, groups: int = 1, dtype: str | None = None
+        self,
+        name: str,
+        tokens: int,
+        n_in: int,
+        n_out: int,
+        groups: int = 1,
+        dtype: str | None = None,
+        batched: bool = False,
     ) -> tuple[int, int, int]:
         """Returns the op numbers of y[tokens, n_out] = x[tokens, n_in] w: forward, input gradient, weight gradient.
 
-        Each op stands for `groups` such products.
+        Each op stands for `groups` such products, which one kernel computes where they are `batched`.
         """
         dtype = dtype or self.matmul_dtype
+        kernels = 1 if batched else groups
         gemm = self.ops.gemm
         return (
-            gemm(name, tokens, n_out, n_in, groups, 0, dtype, kernels=groups),
-            gemm(name + ".dgrad", tokens, n_in, n_out, groups, 1, dtype, kernels=groups),
-            gemm(name + ".wgrad", n_out, n_in, tokens, groups, 2, dtype, self.accumulate_bytes, kernels=groups),
+            gemm(name, tokens, n_out, n_in, groups, 0, dtype, kernels=kernels),
+            gemm(name + ".dgrad", tokens, n_in, n_out, groups, 1, dtype, kernels=kernels),
+            gemm(name + ".wgrad", n_out, n_in, tokens, groups, 2, dtype, self.accumulate_bytes, kernels=kernels),
         )
 
     def casts(self, name: str, *elements: float, again: bool = False) -> list[Stage]:

@@ -277,16 +277,17 @@ class Section:
 
     def linear(self, product: Product, tokens: int, casts: Casts | None = None, keeps_input: bool = False) -> None:
         """Writes a product of `tokens` rows without collectives; with `keeps_input` it keeps `x` in any precision."""
-        kernels, (name, x, y, n_in, n_out, bias, module) = self.kernels, product
+        kernels, (name, x, y, n_in, n_out, bias, module, groups) = self.kernels, product
+        elements, rows = product.elements, tokens * groups
         adapted = is_adapted(kernels, product)
         y += ".frozen" if adapted else ""
-        forward, dgrad, wgrad = kernels.gemms(name, tokens, n_in, n_out)
-        size = tokens * n_out * kernels.shapes.act_bytes
-        casts = casts or Casts(tokens * n_in, tokens * n_in, tokens * n_out)
-        cast_in, cast_out = self.fp8_casts(name, casts, n_in * n_out)
-        self._absolutes(name, x, casts, n_in * n_out, module)
-        kept, made = ((x,), ()) if keeps_input else self.kept_input(x, tokens * n_in)
-        weight = self.autocast_weight(name, n_in * n_out)
+        forward, dgrad, wgrad = kernels.gemms(name, tokens, n_in, n_out, groups, batched=True)
+        size = rows * n_out * kernels.shapes.act_bytes
+        casts = casts or Casts(rows * n_in, rows * n_in, rows * n_out)
+        cast_in, cast_out = self.fp8_casts(name, casts, elements)
+        self._absolutes(name, x, casts, elements, module)
+        kept, made = ((x,), ()) if keeps_input else self.kept_input(x, rows * n_in)
+        weight = self.autocast_weight(name, elements)
         wide, held = dequantised(kernels, product)
         self.tape.add(
             TapeOp(
@@ -299,8 +300,8 @@ class Section:
                 reads=(x,),
                 saves=(*kept, *(tensor for tensor, _ in weight.made)),
                 makes=((y, size), *made, *weight.made),
-                parameters=(n_in * n_out, n_out) if bias else (n_in * n_out,),
-                weight_grad_bytes=self.weight_grad_bytes(n_in * n_out + (n_out if bias else 0)),
+                parameters=(elements, n_out) if bias else (elements,),
+                weight_grad_bytes=self.weight_grad_bytes(elements + (n_out if bias else 0)),
                 forward_held=held,
                 backward_held=held,
             )
@@ -337,7 +338,7 @@ class Section:
         `first` and `last` say whether this is the first or last layer on the shared input: only they communicate.
         """
         kernels, shapes, sp = self.kernels, self.kernels.shapes, self.sp
-        name, x, y, n_in, n_out, bias, module = column
+        name, x, y, n_in, n_out, bias, module, _ = column
         tokens, size = shapes.tokens, shapes.tokens * n_in * shapes.act_bytes
         forward_op, dgrad, wgrad = kernels.gemms(name, tokens, n_in, n_out)
         product: list[Stage] = on_compute(forward_op)

@@ -19,3 +19,10 @@ class Product(NamedTuple):
     bias: bool
     module: int
     """number of the module that its kernels count to"""
+    groups: int = 1
+    """such products side by side: each reads `n_in` columns of its own and makes `n_out`"""
+
+    @property
+    def elements(self) -> int:
+        """Returns the elements of the weights of all groups."""
+        return self.n_in * self.n_out * self.groups

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from forerun.describe.model.parameters import own_kv, qk_norm_widths
-from forerun.describe.model.spec import IndexerSpec
 from forerun.describe.stacks.stack import NormStyle, Stack
+from forerun.sources.symbolic.compressed import compressed_inputs, key_name
+from forerun.sources.symbolic.indexer import indexer
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.shapes import ceil_div
-from forerun.sources.symbolic.tape import TapeOp, on_compute
+from forerun.sources.symbolic.tape import TapeOp
 from forerun.sources.symbolic.weights import Matrix
 
 SHARED = ("k.shared", "v.shared")
@@ -17,7 +18,12 @@ SHARED = ("k.shared", "v.shared")
 
 def queries_keys_values(section: Section, x: str, module: int) -> None:
     """Writes what an attention kernel reads (`query_names`) from the normed input `x`."""
-    if section.kernels.model.mla:
+    model = section.kernels.model
+    if model.compressed:
+        compressed_inputs(section, model.compressed, x, module)
+        _layout_copies(section, module)
+        return
+    if model.mla:
         _latent_projections(section, x, module)
     else:
         _projections(section, x, module)
@@ -78,51 +84,17 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     section.norm("attention.kv_norm", "kv_low", "kv_normed", tokens, module, mla.kv_lora_rank)
     up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
     section.column("attention.kv_up", "kv_normed", mla.kv_lora_rank, [("attention.kv_up", "kv", up)], False, module)
-    indexer = section.kernels.model.indexer
+    chooser = section.kernels.model.indexer
     if section.kernels.model.attention_gate:
         gates = [("attention.gate_in", "gate", s.heads * s.v_head_dim)]
         section.column("attention.gate_in", x, s.hidden, gates, False, module)
-    if indexer and not indexer.shared:
-        _indexer(section, indexer, x, query, module)
+    if chooser and not chooser.shared:
+        indexer(section, chooser, x, query, module)
     keys = s.tokens * s.heads * s.head_dim * s.act_bytes
     values = s.tokens * s.heads * s.v_head_dim * s.act_bytes
     elements = s.tokens * s.heads * (s.head_dim + s.v_head_dim)
     section.pointwise(
         "attention.assemble", "copy", elements, "fused", ("kv",), (("k", keys), ("v", values)), module=module
-    )
-
-
-def _indexer(section: Section, indexer: IndexerSpec, x: str, query: str, module: int) -> None:
-    """Writes the scores of all keys for each query, and the choice of the keys that the attention reads.
-
-    Its parameters are whole on every tensor-parallel rank.
-    """
-    kernels, s, mla = section.kernels, section.kernels.shapes, section.kernels.model.mla
-    rank, width = (mla.q_lora_rank if mla else None) or s.hidden, indexer.head_dim
-    products = (("q", query, rank, indexer.heads * width), ("k", x, s.hidden, width), ("w", x, s.hidden, indexer.heads))
-    for name, read, n_in, n_out in products:
-        section.weights.add_matrix(n_in, n_out)
-        product = Product(f"attention.indexer_{name}", read, f"indexer.{name}", n_in, n_out, False, module)
-        section.linear(product, s.tokens)
-    section.weights.vectors.append(2 * width)
-    batch, keys = kernels.plan.micro_batch * indexer.heads, kernels.plan.seq_len // 2  # the causal half
-    scores, dk, dq = (
-        kernels.ops.gemm(f"attention.indexer{role}", s.seq, n, k, batch, 0, kernels.wide_dtype)
-        for role, n, k in (("", keys, width), (".dk", width, keys), (".dq", width, keys))
-    )
-    pairs = s.tokens * keys
-    chosen = kernels.traffic("attention.indexer_top_k", pairs * 4, s.tokens * indexer.top_k * 4, 2)
-    section.tape.add(
-        TapeOp(
-            "attention.indexer",
-            "attention",
-            module,
-            [*on_compute(scores), *chosen],
-            on_compute(dk, dq),
-            reads=("indexer.q", "indexer.k", "indexer.w"),
-            saves=("indexer.q", "indexer.k", "indexer.w"),
-            makes=(("indexer.chosen", s.tokens * indexer.top_k * 4),),
-        )
     )
 
 
@@ -176,6 +148,10 @@ def _qk_norm_vectors(section: Section) -> list[int]:
 
 def query_names(section: Section) -> tuple[str, str, str]:
     """Returns the names of the tensors that the attention kernel reads: queries, keys, values."""
+    compressed = section.kernels.model.compressed
+    if compressed:
+        keys = key_name(section, compressed)
+        return "q.rotated", keys, keys
     query, key, value = _projected_names(section)
     return (query, "k.repeated", "v.repeated") if repeats_kv(section) else (query, key, value)
 
@@ -198,7 +174,10 @@ def repeats_kv(section: Section) -> bool:
     """Returns whether key and value heads are copied to the number of query heads; a compiler fuses the copies away."""
     kernels, s = section.kernels, section.kernels.shapes
     return (
-        kernels.stack.repeat_kv and s.heads != s.kv_heads and not kernels.model.mla and not kernels.plan.compiles_layers
+        kernels.stack.repeat_kv
+        and s.heads != s.kv_heads
+        and not (kernels.model.mla or kernels.model.compressed)
+        and not kernels.plan.compiles_layers
     )
 
 

@@ -18,6 +18,7 @@ def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:
         (model.attention_gate, "gate on the attention's output"),
         (model.other_parameters > 0, "parameters of layers that Forerun does not know"),
         (model.indexer is not None, "indexer of keys"),
+        (any(kind.compressed for kind in model.kinds), "compressed keys"),
         (model.shared_kv, "keys and values that layers share"),
         (model.equal_kv, "one projection for keys and values"),
         (model.layer_input > 0, "inputs of each layer's own"),
