@@ -136,3 +136,19 @@ def test_layers_that_share_an_indexer_only_read_fewer_keys() -> None:
     gate = 2 * SEQ * 4 * 256 * 4 * 64
     assert forward_flops(whole) - forward_flops(replace(whole, attention_gate=False)) == gate
     assert sum(m * n for (m, n), k in matrices(chosen).items() for _ in range(k)) < parameter_count(chosen)
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron-core"])
+def test_norms_of_values_take_time_where_a_layer_has_values_of_its_own(stack: str) -> None:
+    def norms(model: ModelSpec) -> float:
+        program = program_of(model, stack=stack)
+        here = np.array(program.ops.name) == "weightless_norm"
+        counts = op_counts(program, {Phase.FORWARD})[0]
+        return float((counts * (program.ops.bytes_read + program.ops.bytes_written))[here].sum())
+
+    normed = replace(PLAIN, qk_norm=True, value_norm=True)
+    assert norms(replace(PLAIN, qk_norm=True)) == 0
+    assert norms(normed) >= 4 * SEQ * 2 * 64 * 4  # two heads of four layers, read and written
+    assert norms(replace(normed, equal_kv=True)) == norms(normed)
+    assert norms(replace(normed, layers=((), (("shared_kv", True),)))) == norms(normed) / 2
+    assert forward_flops(normed) == forward_flops(replace(normed, value_norm=False))

@@ -32,6 +32,7 @@ def gemma4(config: Fields) -> Values:
     values |= {
         "norm_place": "both",
         "qk_norm": True,
+        "value_norm": True,
         "moe": experts,
         "other_parameters": 0 if experts is None else 4 * config.integer("hidden_size") + experts.n_experts,
         "layer_input": config.integer("hidden_size_per_layer_input", 256, least=0),

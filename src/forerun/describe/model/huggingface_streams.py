@@ -47,6 +47,7 @@ def gemma3n(config: Fields) -> Values:
         "mlp": "geglu",
         "norm_place": "both",
         "qk_norm": True,
+        "value_norm": True,
         "layer_input": config.integer("hidden_size_per_layer_input", 256),
         "layer_input_vocab": config.integer("vocab_size_per_layer_input", 262144),
         "streams": StreamsSpec(config.integer("altup_num_inputs", 4, least=2), "altup"),

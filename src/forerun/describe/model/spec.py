@@ -179,6 +179,8 @@ class ModelSpec:
     """width of a head of values, where it differs from `head_dim`; 0: it is the same"""
     equal_kv: bool = False
     """one projection for keys and values (Gemma 4)"""
+    value_norm: bool = False
+    """a norm without weights on values; values that come with the keys always have one"""
     layer_input: int = 0
     """width of an input that each layer has for itself, from a table of its own and from the embedding (Gemma 4)"""
     layer_input_vocab: int = 0

@@ -101,7 +101,7 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
 def _rope_and_norms(section: Section, module: int) -> None:
     kernels, s = section.kernels, section.kernels.shapes
     q, kv, values, _ = attention_bytes(section)
-    fused, own = kernels.stack.fused_qkv and not kernels.model.mla, not kernels.model.shared_kv
+    fused, own = _fused(section), not kernels.model.shared_kv
     rotated = s.heads + s.kv_heads * own
     elements = s.tokens * s.head_dim * rotated
     makes: tuple[tuple[str, int], ...] = (("q.normed", q), ("k.normed", kv))[: 1 + own]
@@ -111,19 +111,31 @@ def _rope_and_norms(section: Section, module: int) -> None:
         pattern, style = kernels.norm_pattern, _narrow_norm(kernels.stack)
         section.pointwise("attention.qk_norm", pattern, elements, style, reads, makes, reads, module)
         reads = ("q.normed", "k.normed")[: 1 + own]
-    if kernels.model.equal_kv and own and not fused:  # values are the keys under a norm of their own
-        value = s.tokens * s.kv_heads * s.head_dim
-        pattern, style = kernels.norm_pattern, _narrow_norm(kernels.stack)
-        section.pointwise("attention.v_norm", pattern, value, style, ("k",), (("v", values),), ("k",), module)
+    if _norms_values(section):
+        value, style = s.tokens * s.kv_heads * s.v_head_dim, _narrow_norm(kernels.stack)
+        read = ("q" if fused else "k" if kernels.model.equal_kv else "v",)
+        made = (("v.normed", values),)
+        section.pointwise("attention.v_norm", "weightless_norm", value, style, read, made, read, module)
     makes = (("q.rotated", q), ("k.rotated", kv))[: 1 + own]
-    if fused and own:  # rotation copies queries and keys out of the fused projection; values stay in it
-        makes = (*makes, ("v", values))
+    if fused and own and not _norms_values(section):
+        makes = (*makes, ("v", values))  # rotation copies queries and keys out of the fused projection
     if kernels.model.position == "rope":
         if kernels.model.mla:
             elements = s.tokens * kernels.model.mla.qk_rope_dim * rotated
         section.pointwise("attention.rope", "rope", elements, kernels.stack.rope, reads, makes, module=module)
     else:
         section.tape.add(TapeOp("attention.split", "view", module, [], [], reads=reads, makes=()))
+
+
+def _fused(section: Section) -> bool:
+    """Returns whether one product makes queries, keys and values."""
+    return section.kernels.stack.fused_qkv and not section.kernels.model.mla
+
+
+def _norms_values(section: Section) -> bool:
+    """Returns whether the layer norms its own values; those that are its keys too have a norm to differ from them."""
+    model = section.kernels.model
+    return (model.value_norm or model.equal_kv) and not model.shared_kv
 
 
 def _narrow_norm(stack: Stack) -> NormStyle:
@@ -158,16 +170,16 @@ def query_names(section: Section) -> tuple[str, str, str]:
 
 def _projected_names(section: Section) -> tuple[str, str, str]:
     """Returns the names of queries, keys and values before key and value heads are repeated."""
-    kernels = section.kernels
-    fused = kernels.stack.fused_qkv and not kernels.model.mla
-    if kernels.model.shared_kv:
-        rotated = kernels.model.position == "rope"
-        return "q.rotated" if rotated else "q.normed" if kernels.model.qk_norm else "q", *SHARED
-    if kernels.model.position == "rope":
-        return "q.rotated", "k.rotated", "v"
-    if kernels.model.qk_norm:
-        return "q.normed", "k.normed", "q" if fused else "v"
-    return ("q", "q", "q") if fused else ("q", "k", "v")
+    model, fused = section.kernels.model, _fused(section)
+    if model.shared_kv:
+        return "q.rotated" if model.position == "rope" else "q.normed" if model.qk_norm else "q", *SHARED
+    value = "v.normed" if _norms_values(section) else "v"
+    if model.position == "rope":
+        return "q.rotated", "k.rotated", value
+    value = "q" if fused and value == "v" else value
+    if model.qk_norm:
+        return "q.normed", "k.normed", value
+    return "q", "q" if fused else "k", value
 
 
 def repeats_kv(section: Section) -> bool:
