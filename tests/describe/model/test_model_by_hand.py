@@ -46,9 +46,12 @@ BERT = replace(
 )
 
 
+TRUE_BY_DEFAULT = ("causal", "block_norms", "final_norm", "norm_weight", "head_transform_bias")
+
+
 def test_a_model_that_states_least_is_a_llama() -> None:
     flags = {one.name for one in fields(ModelSpec) if isinstance(getattr(SMALL, one.name), bool)}
-    assert {name for name in flags if getattr(SMALL, name)} == {"causal", "block_norms", "final_norm", "norm_weight"}
+    assert {name for name in flags if getattr(SMALL, name)} == {*TRUE_BY_DEFAULT}
     assert (SMALL.mlp, SMALL.norm, SMALL.position) == ("swiglu", "rmsnorm", "rope")
     assert (SMALL.max_positions, SMALL.token_types, SMALL.pooler_classes) == (0, 0, 0)
     assert (SMALL.sliding_window, SMALL.moe, SMALL.mla) == (None, None, None)

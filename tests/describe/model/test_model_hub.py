@@ -158,9 +158,12 @@ def test_what_transformers_builds_is_what_the_family_reads(name: str) -> None:
     assert [spec.layer(layer).sliding_window for layer in (0, 1)] in ([4096, None], [128, None])
 
 
-def test_layers_with_a_recurrence_are_not_taken_for_attention() -> None:
-    more = SHAPES | {"model.layers.0.linear_attn.A_log": (16,)}
-    with pytest.raises(ForerunError, match="recurrence"):
+@pytest.mark.parametrize(
+    ("parameter", "why"), [("linear_attn.A_log", "recurrence"), ("self_attn.lambda_q1", "differential attention")]
+)
+def test_layers_with_other_mixers_are_not_taken_for_attention(parameter: str, why: str) -> None:
+    more = SHAPES | {f"model.layers.0.{parameter}": (16,)}
+    with pytest.raises(ForerunError, match=why):
         recognised(more, Fields(LLAMA, "config.json"), "new")
 
 

@@ -68,7 +68,7 @@ def test_tensor_parallelism_halves_a_family_or_is_refused_in_one_line(name: str)
         assert "tp 2" in refusal.reason
         assert "\n" not in refusal.reason
         return
-    assert product_flops(spec, plan) == pytest.approx(3.0 * tokens * compute_parameter_count(spec), rel=0.04)
+    assert product_flops(spec, plan) == pytest.approx(3.0 * tokens * compute_parameter_count(spec), rel=0.06)
 
 
 @pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "mamba2-2.7b", "lfm2-1.2b", "falcon-h1-1.5b"])

@@ -172,7 +172,7 @@ _BAILING = ("kda_safe_gate", "kda_lower_bound", "mtp_loss_scaling_factor", "moe_
 @family("bailing_hybrid", "BailingHybridForCausalLM", "BailingMoeV2_5ForCausalLM", ignored=_BAILING)
 def bailing_hybrid(config: Fields) -> Values:
     """Reads Ling and Ring as hybrids: Kimi Delta Attention in all but every n-th layer, which has latent attention, and
-    experts behind dense first layers. A gate for each head of the latent attention counts as other parameters."""
+    experts behind dense first layers. The latent attention has a gate for each head."""
     layers = config.integer("num_hidden_layers")
     period = config.integer("layer_group_size", 6)
     words = layer_words(config, "layer_types", (FULL, LINEAR), every(period, FULL, LINEAR, layers))
@@ -200,16 +200,16 @@ def bailing_hybrid(config: Fields) -> Values:
     values = decoder(config, defaults={"head_dim": mla.v_head_dim}) | attention_bias(config)
     recurrent = {"n_heads": 0, "n_kv_heads": 0, "scan": scan}
     values |= {"head_dim": mla.v_head_dim, "mla": mla}
-    gated: Values = {"other_parameters": int(str(values["n_heads"])) * config.integer("hidden_size")}
-    values |= each_layer([gated if word == FULL else recurrent for word in words])
+    values |= {"head_gate": True}
+    values |= each_layer([{} if word == FULL else recurrent for word in words])
     return values | mixed(values, replace(moe, n_dense_layers=0), [word == "sparse" for word in sparse])
 
 
 @family("dots3_note_text", "Dots3NoteForCausalLM", ignored=("shared_experts_intermediate_size",))
 def dots3_note(config: Fields) -> Values:
     """Reads dots3-note: latent attention with an indexer, or with a window and sizes of its own, and experts behind
-    dense first layers. A gate for each head and a norm of rotated keys count as other parameters."""
-    layers, hidden = config.integer("num_hidden_layers"), config.integer("hidden_size")
+    dense first layers, and a gate for each head. A norm of rotated keys counts as other parameters."""
+    layers = config.integer("num_hidden_layers")
     words = layer_words(config, "layer_types", ("indexed_attention", SLIDING), ["indexed_attention"] * layers)
     window_size, values = config.integer("sliding_window", 512), latent_experts(config)
     indexer = IndexerSpec(
@@ -232,8 +232,8 @@ def dots3_note(config: Fields) -> Values:
             layer.finish()
         change: Values = {"n_heads": heads, "n_kv_heads": heads, "mla": mla}
         change |= {"sliding_window": window_size} if word == SLIDING else {"indexer": indexer}
-        changes.append(change | {"other_parameters": heads * hidden + mla.qk_rope_dim})
-    return values | each_layer(changes)
+        changes.append(change | {"other_parameters": mla.qk_rope_dim})
+    return values | {"head_gate": True} | each_layer(changes)
 
 
 @family("lara_mini", "LaraMiniForCausalLM")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from forerun.describe.model.layered import Layer, LayeredModel
-from forerun.describe.model.parameters import halves, indexer_products, layer_counts, projected_width
+from forerun.describe.model.parameters import gated_norms, halves, indexer_products, layer_counts, projected_width
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
 Matrix = tuple[int, int]
@@ -57,6 +57,10 @@ def _outside_layers(spec: ModelSpec) -> list[Matrix]:
 def _in_layer(spec: ModelSpec) -> list[Matrix]:
     """Returns the matrices of a model of one layer."""
     found = _attention(spec) if spec.n_heads else []
+    found += [(spec.n_heads, spec.hidden)] * spec.head_gate if spec.n_heads else []
+    if spec.norm_gate_rank:
+        rank = spec.norm_gate_rank
+        found += [(rank, spec.hidden), (spec.hidden, rank)] * gated_norms(spec)
     if spec.layer_input:
         found += [(spec.layer_input, spec.hidden), (spec.hidden, spec.layer_input)]
     if spec.laurel_rank:
@@ -95,7 +99,11 @@ def _latent_attention(spec: ModelSpec, mla: MLASpec) -> list[Matrix]:
     queries = [(query, hidden)] if rank is None else [(rank, hidden), (query, rank)]
     up = (spec.n_heads * (mla.qk_nope_dim + mla.v_head_dim), mla.kv_lora_rank)
     found = [*queries, (mla.kv_lora_rank + mla.qk_rope_dim, hidden), up, (hidden, spec.n_heads * mla.v_head_dim)]
-    found += [(spec.n_heads * mla.v_head_dim, hidden)] * spec.attention_gate
+    gate = spec.n_heads * mla.v_head_dim
+    if mla.gated_query and rank is not None:
+        found[1] = (query + gate, 2 * rank)
+    elif spec.attention_gate:
+        found.append((gate, hidden))
     return [*found, *_indexer(spec)]
 
 

@@ -38,6 +38,8 @@ _OUT = r"(attn|attention|mixer)\w*\.(o_proj|out_proj|dense|wo)\.weight$"
 _GATE, _UP, _DOWN = r"\.(gate_proj|w1)\.weight$", r"\.(up_proj|w3|fc1)\.weight$", r"\.(down_proj|w2|fc2)\.weight$"
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
 _RECURRENCE = r"\.(A_log|dt_bias|time_decay)$"
+_PAIRS = r"\.lambda_[qk]\d$"
+"""parameters of differential attention, whose heads work in pairs"""
 _EXPERT = re.compile(r"\.experts\.")
 
 
@@ -156,6 +158,8 @@ def _layer(shapes: Shapes, hidden: int, head_dim: int, config: Fields) -> Values
 
     if has(_RECURRENCE):
         raise config.error("model_type", "makes layers with a recurrence, which only Forerun's own families describe")
+    if has(_PAIRS):
+        raise config.error("model_type", "makes differential attention, which only Forerun's own families describe")
     query, key, fused = rows(_QUERY), rows(_KEY), rows(_FUSED)
     read = next((shape[1] for name, shape in shapes.items() if re.search(_OUT, name)), 0)
     if fused:

@@ -13,8 +13,8 @@ _TABLES = ("embedding", "position_embedding", "token_type_embedding", "layer_inp
 def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
     """Returns the parameters of layer number `layer` (from 0) by part, for the parts that the layer has.
 
-    Parts: attention, scan, norm (every norm of the layer, those inside attention included), mlp, router, experts (all
-    of them), shared_experts (with their gate), layer_input, other.
+    Parts: attention, scan, norm (every norm of the layer, those inside attention included), norm_gate, mlp, router,
+    experts (all of them), shared_experts (with their gate), layer_input, other.
     """
     return kind_parameters(spec.layer(layer))
 
@@ -25,6 +25,7 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
         "attention": _attention(layer),
         "scan": layer.scan.parameters(layer.hidden) if layer.scan else 0,
         "norm": _layer_norms(layer),
+        "norm_gate": 2 * layer.hidden * layer.norm_gate_rank * gated_norms(layer),
         "mlp": 0 if layer.moe else _feed_forward(layer, layer.ffn_hidden),
         "layer_input": 2 * layer.hidden * layer.layer_input,
         "streams": layer.streams.layer_parameters(layer.hidden, halves(layer)) if layer.streams else 0,
@@ -57,7 +58,7 @@ def outer_parameters(spec: ModelSpec) -> dict[str, int]:
         "embedding_norm": norm * spec.embedding_norm,
         "final_norm": norm * spec.final_norm,
         "pooler": spec.pooler * (hidden * hidden + hidden) + spec.pooler_classes * (hidden + 1),
-        "head_transform": spec.head_transform * (hidden * hidden + hidden + norm),
+        "head_transform": spec.head_transform * (hidden * hidden + spec.head_transform_bias * hidden + norm),
         "head": spec.vocab * (hidden * (not spec.tied_embeddings) + spec.head_bias),
     }
     return {part: count for part, count in parts.items() if count}
@@ -125,16 +126,19 @@ def _norm(spec: ModelSpec, width: int) -> int:
 def _attention(spec: ModelSpec) -> int:
     if not spec.n_heads:
         return 0
-    sinks = spec.sinks * spec.n_heads
+    sinks = spec.sinks * spec.n_heads + spec.head_gate * spec.n_heads * spec.hidden
     if spec.mla:
         return _latent_attention(spec, spec.mla) + sinks
     if spec.compressed:
         products = spec.compressed.products(spec.hidden, spec.n_heads, spec.head_dim)
         indexer = _indexer(spec, spec.indexer) if spec.indexer else 0
         return sum(n * m for n, m in products) + spec.compressed.vectors(spec.head_dim) + indexer + sinks
-    read = spec.n_heads * spec.value_dim
+    read, scales = spec.n_heads * spec.value_dim, 4 * spec.head_dim * spec.differential
     return (
-        _linear(spec.hidden, projected_width(spec), spec.qkv_bias) + _linear(read, spec.hidden, spec.out_bias) + sinks
+        scales
+        + _linear(spec.hidden, projected_width(spec), spec.qkv_bias)
+        + _linear(read, spec.hidden, spec.out_bias)
+        + sinks
     )
 
 
@@ -158,14 +162,18 @@ def _latent_attention(spec: ModelSpec, mla: MLASpec) -> int:
     published code.
     """
     query = spec.n_heads * (mla.qk_nope_dim + mla.qk_rope_dim)
+    gate = spec.n_heads * mla.v_head_dim
     if mla.q_lora_rank is None:
         queries = _linear(spec.hidden, query, bias=False)
+    elif mla.gated_query:
+        queries = _linear(spec.hidden, mla.q_lora_rank, spec.qkv_bias) + 2 * mla.q_lora_rank * (query + gate)
+        gate = 0
     else:
         queries = _linear(spec.hidden, mla.q_lora_rank, spec.qkv_bias) + _linear(mla.q_lora_rank, query, bias=False)
     down = _linear(spec.hidden, mla.kv_lora_rank + mla.qk_rope_dim, spec.qkv_bias)
     up = _linear(mla.kv_lora_rank, spec.n_heads * (mla.qk_nope_dim + mla.v_head_dim), bias=False)
     out = _linear(spec.n_heads * mla.v_head_dim, spec.hidden, spec.out_bias)
-    gate = spec.attention_gate * spec.hidden * spec.n_heads * mla.v_head_dim
+    gate *= spec.attention_gate * spec.hidden
     return queries + down + up + out + gate + (_indexer(spec, spec.indexer) if spec.indexer else 0)
 
 
@@ -206,6 +214,11 @@ def halves(spec: ModelSpec) -> int:
     return spec.has_mixer + spec.has_feed_forward
 
 
+def gated_norms(spec: ModelSpec) -> int:
+    """Returns how many norms of a layer have a gate, where `norm_gate_rank` is above 0."""
+    return spec.has_mixer + (spec.moe is not None)
+
+
 def _layer_norms(spec: ModelSpec) -> int:
     places = 1 if spec.parallel and spec.shared_norm else halves(spec)
     each = 2 if spec.norm_place == "both" else 1
@@ -237,7 +250,7 @@ def _feed_forward(spec: ModelSpec, width: int) -> int:
 
 def _mean_attention_width(spec: ModelSpec) -> float:
     keys = spec.mla.qk_nope_dim + spec.mla.qk_rope_dim if spec.mla else spec.head_dim
-    return spec.n_heads * (keys + spec.value_dim) / 2
+    return spec.n_heads * (keys + spec.value_dim) / 2 * (1 + spec.differential)
 
 
 def _keys(spec: ModelSpec, seq_len: int) -> float:

@@ -89,8 +89,12 @@ class MLASpec:
     qk_rope_dim: int
     v_head_dim: int
     q_lora_rank: int | None = None
+    gated_query: bool = False
+    """the gate on the attention's output comes with the queries, of the latent query before and after its norm"""
 
     def __post_init__(self) -> None:
+        if self.gated_query and self.q_lora_rank is None:
+            raise ForerunError(f"mla: gated_query needs a q_lora_rank: {self}")
         widths = (self.kv_lora_rank, self.qk_nope_dim, self.qk_rope_dim, self.v_head_dim, self.q_lora_rank or 1)
         if min(widths) < 1:
             raise ForerunError(f"mla: every width must be at least 1: {self}")
@@ -115,7 +119,7 @@ class IndexerSpec:
             raise ForerunError(f"indexer: every size must be at least 1: {self}")
 
 
-_WIDTHS = ("v_head_dim", "layer_input", "layer_input_vocab", "laurel_rank")
+_WIDTHS = ("v_head_dim", "layer_input", "layer_input_vocab", "laurel_rank", "norm_gate_rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,8 @@ class ModelSpec:
     """width of a classifier on the pooler (BERT's next-sentence head has 2)"""
     head_transform: bool = False
     """dense + activation + norm before the head (BERT's masked-language-model head)"""
+    head_transform_bias: bool = True
+    """a bias on the dense layer of `head_transform`"""
     sliding_window: int | None = None
     moe: MoESpec | None = None
     mla: MLASpec | None = None
@@ -171,6 +177,12 @@ class ModelSpec:
     """a trained logit for each head that takes part of the softmax (gpt-oss)"""
     attention_gate: bool = False
     """a gate as wide as the queries on the attention's output (Qwen3-Next)"""
+    head_gate: bool = False
+    """a gate of one number for each head on the attention's output (LFM3)"""
+    differential: bool = False
+    """pairs of heads whose outputs are subtracted and normed, each over the values of both (arXiv 2410.05258)"""
+    norm_gate_rank: int = 0
+    """rank of a gate, made of their results, on the norms before the mixer and before experts (A.X K2); 0: none"""
     qk_norm_over: QkNorm = "head"
     """weights of `qk_norm`: one head's width, a width of all heads, or none"""
     shared_kv: bool = False
@@ -241,6 +253,8 @@ class ModelSpec:
         if self.compressed and self.n_heads % self.compressed.out_groups:
             groups = self.compressed.out_groups
             raise ForerunError(f"model {self.name}: n_heads {self.n_heads} is not a multiple of out_groups {groups}")
+        if self.differential and (self.mla or self.compressed or self.n_heads % 2 or self.n_kv_heads % 2):
+            raise ForerunError(f"model {self.name}: differential needs even n_heads and n_kv_heads, and no mla")
         if self.streams and self.parallel:
             raise ForerunError(f"model {self.name}: several residual streams need halves in turn, not parallel: true")
         if self.pooler_classes and not self.pooler:

@@ -1,4 +1,4 @@
-"""Splits attention with compressed keys over ranks: over tp by heads and groups of the output, over cp not at all."""
+"""Splits attention with compressed keys, and that of heads in pairs, over ranks: over tp, and over cp not at all."""
 
 from __future__ import annotations
 
@@ -46,3 +46,20 @@ def _name(stack: str, attention: str) -> str:
 
 def _compressed(model: ModelSpec) -> list[CompressedSpec]:
     return [kind.compressed for kind in model.kinds if kind.compressed is not None]
+
+
+def unsplit_pairs(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    """Says in which plans tp parts pairs of heads that are subtracted from each other, or cp cuts their sequence, or no
+    fused kernel runs."""
+    if not model.differential:
+        return False
+    return (model.n_kv_heads % (2 * plan.tp) != 0) | (plan.cp > 1) | _unfused(plan)
+
+
+def unsplit_pairs_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    """Explains the refusal of one plan."""
+    if plan.cp > 1:
+        return f"cp {plan.cp} does not run differential attention"
+    if model.n_kv_heads % (2 * plan.tp):
+        return f"{model.n_kv_heads} key-value heads in pairs are not divisible by tp {plan.tp}"
+    return f"attention {_name(plan.stack, plan.attention)} does not run differential attention; choose a fused kernel"

@@ -20,7 +20,12 @@ from forerun.describe.model.layer_types import SelfAttention
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, having, no
-from forerun.describe.plan.compressed_rules import unsplit_entries, unsplit_entries_why
+from forerun.describe.plan.compressed_rules import (
+    unsplit_entries,
+    unsplit_entries_why,
+    unsplit_pairs,
+    unsplit_pairs_why,
+)
 from forerun.describe.plan.expert_rules import (
     uneven_experts,
     uneven_experts_why,
@@ -443,6 +448,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("attention heads do not split over tp", _heads, _heads_why),
     Rule("recurrence does not split over tp or cp", unsplit_scan, unsplit_scan_why),
     Rule("compressed keys do not fit the parallelism", unsplit_entries, unsplit_entries_why),
+    Rule("pairs of heads do not fit the parallelism", unsplit_pairs, unsplit_pairs_why),
     Rule("feed-forward width does not split over tp", _feed_forward, _feed_forward_why),
     Rule("async_tp without sequence parallelism", _async_tp, _async_tp_why),
     Rule("sequence does not split over cp and tp", _sequence, _sequence_why),

@@ -37,7 +37,7 @@ def model_of(fields: Fields) -> tuple[ModelSpec | None, str]:
     with at(fields.place):
         if fields.flag("multi-latent-attention"):
             names = ("kv_lora_rank", "qk_nope_dim", "qk_rope_dim", "v_head_dim")
-            widths = {
+            widths: dict[str, Any] = {
                 name: fields.integer(sizes[f"mla.{name}"], default)
                 for name, default in zip(names, (32, 128, 64, 128), strict=True)
             }

@@ -108,7 +108,7 @@ def _mla(values: Fields) -> MLASpec:
     sizes = words_of(_TOOL).sizes
     names = ("kv_lora_rank", "qk_nope_dim", "qk_rope_dim", "v_head_dim")
     rank = values.integer(sizes["mla.q_lora_rank"], 0, 0)
-    widths = {name: values.integer(sizes[f"mla.{name}"]) for name in names}
+    widths: dict[str, Any] = {name: values.integer(sizes[f"mla.{name}"]) for name in names}
     return MLASpec(q_lora_rank=rank or None, **widths)
 
 

@@ -27,7 +27,8 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
     else:
         context_parallel(section, module)
     kernels, shapes = section.kernels, section.kernels.shapes
-    rows = _output_gate(section, module)
+    inside = _difference(section, module) if kernels.model.differential else "o"
+    rows = _output_gate(section, inside, module)
     if kernels.model.compressed:
         grouped_output(section, kernels.model.compressed, rows, y, module)
         return
@@ -40,19 +41,35 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
     )
 
 
-def _output_gate(section: Section, module: int) -> str:
-    """Writes the gate on the attention's output, if there is one; returns the name of what the output product reads."""
+def _output_gate(section: Section, o: str, module: int) -> str:
+    """Writes the gate on the attention's output `o`, if there is one; returns the name of its result."""
     kernels, (*_, size) = section.kernels, attention_bytes(section)
     if kernels.model.sinks:
         section.weights.vectors.append(kernels.shapes.heads)
+    elements, makes, style = size // kernels.shapes.act_bytes, (("o.gated", size),), kernels.stack.activation
+    if kernels.model.head_gate:
+        reads = (o, "head_gate")
+        section.pointwise("attention.gate", "head_gate", elements, style, reads, makes, reads, module=module)
+        return "o.gated"
     if not kernels.model.attention_gate:
-        return "o"
-    reads = ("o", "q" if kernels.stack.fused_qkv and not kernels.model.mla else "gate")
-    elements, makes = size // kernels.shapes.act_bytes, (("o.gated", size),)
-    section.pointwise(
-        "attention.gate", "output_gate", elements, kernels.stack.activation, reads, makes, reads, module=module
-    )
+        return o
+    reads = (o, "q" if kernels.stack.fused_qkv and not kernels.model.mla else "gate")
+    section.pointwise("attention.gate", "output_gate", elements, style, reads, makes, reads, module=module)
     return "o.gated"
+
+
+def _difference(section: Section, module: int) -> str:
+    """Writes the difference of the outputs of pairs of heads and its norm; returns its name.
+
+    The kernel has run twice, over each half of the value heads, so that its output is twice as wide.
+    """
+    kernels, (*_, size) = section.kernels, attention_bytes(section)
+    section.weights.vectors.append(4 * kernels.shapes.head_dim)
+    elements, style, makes = size // kernels.shapes.act_bytes, kernels.stack.activation, (("o.difference", size),)
+    section.pointwise("attention.difference", "difference", elements, style, ("o",), makes, ("o",), module=module)
+    reads, makes, norm = ("o.difference",), (("o.normed", size),), kernels.stack.norm
+    section.pointwise("attention.head_norm", "weightless_norm", elements, norm, reads, makes, reads, module)
+    return "o.normed"
 
 
 def _fused(section: Section, module: int) -> None:
@@ -61,7 +78,8 @@ def _fused(section: Section, module: int) -> None:
     forward, backward = kernel_op(
         section, kernels.plan.seq_len, kernels.plan.seq_len, kernels.model.causal, s.heads, s.kv_heads
     )
-    section.tape.add(kernel_tape_op(section, on_compute(forward), on_compute(backward), module))
+    calls = 1 + kernels.model.differential
+    section.tape.add(kernel_tape_op(section, on_compute(*[forward] * calls), on_compute(*[backward] * calls), module))
 
 
 def _unfused_flex(section: Section, module: int) -> None:

@@ -73,9 +73,10 @@ def kernel_tensors(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, 
     """
     s = section.kernels.shapes
     *_, out = attention_bytes(section)
+    calls = 1 + section.kernels.model.differential
     reads = tuple(dict.fromkeys(query_names(section)))
     statistics = attention_kernel(kernel_name(section)).keeps
-    return reads, (("o", out), *((name, s.tokens * s.heads * 4) for name in statistics))
+    return reads, (("o", calls * out), *((name, calls * s.tokens * s.heads * 4) for name in statistics))
 
 
 def kernel_tape_op(section: Section, forward: list[Stage], backward: list[Stage], module: int) -> TapeOp:

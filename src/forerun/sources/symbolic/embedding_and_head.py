@@ -84,9 +84,10 @@ def head_section(kernels: TransformerKernels) -> Section:
         x = "x.normed"
     if model.head_transform:
         section.weights.add_matrix(s.hidden, s.hidden)
-        section.linear(Product("head.transform", x, "t", s.hidden, s.hidden, True, HEAD), s.tokens_sp)
+        dense = Product("head.transform", x, "t", s.hidden, s.hidden, model.head_transform_bias, HEAD)
+        section.linear(dense, s.tokens_sp)
         section.norm("head.norm", "t", "t.normed", s.tokens_sp, HEAD)
-        section.weights.vectors.append(s.hidden)
+        section.weights.vectors += [s.hidden] * model.head_transform_bias
         x = "t.normed"
     if model.pooler:
         _pooler(section, x)

@@ -127,7 +127,28 @@ def _normed(section: Section, stream: str, half: int) -> str:
     inside = f"{stream}.normed" if half == ATTENTION or not model.parallel else f"{stream}.ffn_normed"
     name, module = ("attention_norm", ATTENTION_NORM) if half == ATTENTION else ("ffn_norm", FFN_NORM)
     section.norm(name, stream, inside, tokens, module)
+    if model.norm_gate_rank and (half == ATTENTION or model.moe):
+        return _gated_norm(section, inside, name, half)
     return inside
+
+
+def _gated_norm(section: Section, x: str, name: str, half: int) -> str:
+    """Writes the gate of low rank that a norm's result `x` makes for itself; returns the name of the product.
+
+    Every tensor-parallel rank has its weights whole.
+    """
+    kernels, s, rank = section.kernels, section.kernels.shapes, section.kernels.model.norm_gate_rank
+    tokens, low, act, gate, y = s.tokens_sp, f"{x}.low", f"{x}.act", f"{x}.gate", f"{x}.gated"
+    section.fan_out(name, x, tokens * s.hidden, 2, half)
+    section.weights.add_matrix(s.hidden, rank)
+    section.linear(Product(f"{name}.down", x, low, s.hidden, rank, False, half), tokens)
+    style, makes = kernels.stack.activation, ((act, tokens * rank * s.act_bytes),)
+    section.pointwise(act, "gelu", tokens * rank, style, (low,), makes, (low,), half)
+    section.weights.add_matrix(rank, s.hidden)
+    section.linear(Product(f"{name}.up", act, gate, rank, s.hidden, False, half), tokens)
+    makes, reads = ((y, tokens * s.hidden * s.act_bytes),), (x, gate)
+    section.pointwise(y, "output_gate", tokens * s.hidden, style, reads, makes, reads, half)
+    return y
 
 
 def _normed_branch(section: Section, branch: str, half: int) -> str:

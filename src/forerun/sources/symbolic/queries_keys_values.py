@@ -49,13 +49,22 @@ def _projections(section: Section, x: str, module: int) -> None:
     own, gates = own_kv(kernels.model), kernels.model.attention_gate
     if kernels.stack.fused_qkv:
         width = q * (1 + gates) + sum((k, v)[:own])
-        section.column("attention.qkv", x, s.hidden, [("attention.qkv", "q", width)], kernels.model.qkv_bias, module)
+        outs = [("attention.qkv", "q", width), *_head_gate(section)]
+        section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
         apart = [q * (1 + gates), *(k, v)[:own]]  # an optimizer of matrices takes the parts one by one
-        section.weights.shapes[-1:] = [Matrix(rows, s.hidden) for rows in apart]
+        at = len(section.weights.shapes) - len(outs)
+        section.weights.shapes[at : at + 1] = [Matrix(rows, s.hidden) for rows in apart]
     else:
         outs = [("attention.q", "q", q), ("attention.k", "k", k), ("attention.v", "v", v)]
         outs = [*outs[: 1 + own], *([("attention.gate_in", "gate", q)] if gates else [])]
+        outs += _head_gate(section)
         section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
+
+
+def _head_gate(section: Section) -> list[tuple[str, str, int]]:
+    """Returns the product that makes a gate for each head, if the layer has one."""
+    gates = section.kernels.model.head_gate
+    return [("attention.head_gate", "head_gate", section.kernels.shapes.heads)] if gates else []
 
 
 def _latent_projections(section: Section, x: str, module: int) -> None:
@@ -70,14 +79,14 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
         section.linear(Product("attention.q_down", x, "q_low", s.hidden, mla.q_lora_rank, False, module), tokens)
         section.norm("attention.q_norm", "q_low", "q_normed", tokens, module, mla.q_lora_rank)
         query = "q_normed"
-    section.column(
-        "attention.q_up",
-        query,
-        mla.q_lora_rank or s.hidden,
-        [("attention.q_up", "q", s.heads * s.head_dim)],
-        False,
-        module,
-    )
+    rank, outs = mla.q_lora_rank or s.hidden, [("attention.q_up", "q", s.heads * s.head_dim)]
+    gates = [("attention.gate_in", "gate", s.heads * s.v_head_dim)]
+    read = query
+    if mla.gated_query:
+        outs, read, rank = outs + gates, "q_both", 2 * rank
+        made = ((read, tokens * rank * s.act_bytes),)
+        section.pointwise("attention.q_both", "copy", tokens * rank, "fused", ("q_low", query), made, module=module)
+    section.column("attention.q_up", read, rank, outs, False, module)
     width = mla.kv_lora_rank + mla.qk_rope_dim
     section.weights.add_matrix(s.hidden, width)
     section.linear(Product("attention.kv_down", x, "kv_low", s.hidden, width, False, module), tokens)
@@ -85,9 +94,9 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
     section.column("attention.kv_up", "kv_normed", mla.kv_lora_rank, [("attention.kv_up", "kv", up)], False, module)
     chooser = section.kernels.model.indexer
-    if section.kernels.model.attention_gate:
-        gates = [("attention.gate_in", "gate", s.heads * s.v_head_dim)]
-        section.column("attention.gate_in", x, s.hidden, gates, False, module)
+    apart = _head_gate(section) + gates * (section.kernels.model.attention_gate and not mla.gated_query)
+    if apart:
+        section.column(apart[0][0], x, s.hidden, apart, False, module)
     if chooser and not chooser.shared:
         indexer(section, chooser, x, query, module)
     keys = s.tokens * s.heads * s.head_dim * s.act_bytes

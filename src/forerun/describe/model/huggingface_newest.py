@@ -1,0 +1,91 @@
+"""Reads the config.json of decoders of 2026 with parts of their own: gated norms, gates for each head, pairs of heads.
+
+Each reader returns the fields of ModelSpec except its name. A key, and its absence, mean what the family's
+configuration class in Hugging Face transformers says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forerun.describe.model.families import Values, family
+from forerun.describe.model.fields import Fields
+from forerun.describe.model.huggingface_decoders import attention_bias, decoder
+from forerun.describe.model.huggingface_mixtures import indexed, latent_experts
+from forerun.describe.model.layer_lists import FULL, SLIDING, each_layer, layer_words
+from forerun.describe.model.scan import ScanSpec
+from forerun.describe.model.spec import MLASpec
+
+
+@family("diffllama", "DiffLlamaForCausalLM", ignored=("lambda_std_dev",))
+def diffllama(config: Fields) -> Values:
+    """Reads DiffLlama: Llama whose heads are subtracted from each other in pairs (arXiv 2410.05258)."""
+    return decoder(config) | attention_bias(config) | {"differential": True}
+
+
+@family("axk2", "AXK2ForCausalLM")
+def axk2(config: Fields) -> Values:
+    """Reads A.X K2: DeepSeek-V3.2 with gates on norms, and on the attention's output together with the queries."""
+    values = latent_experts(config)
+    mla = values["mla"]
+    assert isinstance(mla, MLASpec)
+    gates = {"attention_gate": True, "norm_gate_rank": config.integer("gated_norm_rank", 16)}
+    return values | {"mla": replace(mla, gated_query=True)} | gates | each_layer(indexed(config))
+
+
+_CLASSIFIER = ("initializer_cutoff_factor", "mlp_dropout", "local_rope_theta", "global_rope_theta", "sliding_window")
+
+
+@family("modernbert-decoder", "ModernBertDecoderForCausalLM", ignored=_CLASSIFIER)
+def modernbert_decoder(config: Fields) -> Values:
+    """Reads ModernBERT's decoder: windows by layer, a gated feed-forward, and a dense layer before the head.
+
+    A norm behind the embedding takes the place of that before the first attention, which costs the same.
+    """
+    layers, period = config.integer("num_hidden_layers"), config.integer("global_attn_every_n_layers", 3)
+    usual = [SLIDING if layer % period else FULL for layer in range(layers)]
+    words = layer_words(config, "layer_types", (FULL, SLIDING), usual)
+    window = max(1, config.integer("local_attention", 128) // 2)
+    config.expect("hidden_activation", "gelu", "gelu_pytorch_tanh")
+    config.expect("classifier_activation", "gelu", "silu", "relu")
+    return (
+        decoder(config, tied=True, activation="gelu")
+        | attention_bias(config)
+        | {
+            "mlp_bias": config.flag("mlp_bias"),
+            "norm": "layernorm",
+            "norm_bias": config.flag("norm_bias"),
+            "head_transform": True,
+            "head_transform_bias": config.flag("classifier_bias"),
+            "head_bias": config.flag("decoder_bias", True),
+        }
+        | each_layer([{"sliding_window": window if word == SLIDING else None} for word in words])
+    )
+
+
+@family("lfm3", "Lfm3ForCausalLM")
+def lfm3(config: Fields) -> Values:
+    """Reads LFM3: gated short convolutions, with attention with and without a window in between, norms around each
+    half, and a gate for each head."""
+    hidden, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
+    usual = [FULL if layer % 4 == 2 else SLIDING if layer % 4 == 0 and layer else "conv" for layer in range(layers)]
+    words = layer_words(config, "layer_types", (FULL, SLIDING, "conv"), usual)
+    scan = ScanSpec(
+        "none",
+        heads=hidden,
+        key_dim=1,
+        value_dim=1,
+        in_width=3 * hidden,
+        conv_channels=hidden,
+        conv_taps=config.integer("conv_L_cache", 7),
+        vectors=5 * hidden * config.flag("conv_bias"),
+    )
+    kinds: dict[str, Values] = {
+        FULL: {},
+        SLIDING: {"sliding_window": config.integer("sliding_window", 256)},
+        "conv": {"n_heads": 0, "n_kv_heads": 0, "scan": scan},
+    }
+    parts: Values = {"qk_norm": True, "head_gate": config.flag("use_attention_gate", True)}
+    parts |= {"norm_place": "both" if config.flag("use_sandwich_norm", True) else "before"}
+    values = decoder(config, tied=True, defaults={"head_dim": 128}) | attention_bias(config)
+    return values | parts | each_layer([kinds[word] for word in words])
