@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.description import cluster_of
 from forerun.answers.jobs.job import Exchange, Job, Progress, Traffic
-from forerun.answers.jobs.job_traffic import loads_of_switches, loads_of_topology, messages, numbered
+from forerun.answers.jobs.job_traffic import loads_of_switches, loads_of_topology, messages, numbered, volumes
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.schedule import schedule
+from forerun.answers.jobs.simulation import Terms
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import parse_topology
 
@@ -95,8 +96,8 @@ def test_jobs_on_a_node_have_gpus_of_their_own():
 
 
 def placed(number, *nodes):
-    job = Progress(Job(str(number), 2 * len(nodes), 0, 10, traffic=Traffic(1.0, 1.0)), number)
-    job.place = tuple((node, 2) for node in nodes)
+    job = Progress(Job(str(number), 4 * len(nodes), 0, 10, traffic=Traffic(1.0, 1.0)), number)
+    job.place = tuple((node, 4) for node in nodes)
     return job
 
 
@@ -109,6 +110,67 @@ def test_jobs_share_the_links_of_a_ring_of_nodes():
     assert crossing == {0: pytest.approx(2 / 3), 1: pytest.approx(2 / 3)}
     full = SharedNetwork(1.0, False, False, topology=parse_topology("switch:4@400/0ns,fully-connected:4@10/0ns"))
     assert full.paces([placed(0, 0, 2), placed(1, 1, 3)], shape) == {}
+
+
+def of_bytes(exchange, *nodes):
+    return sorted(zip(*(column.tolist() for column in volumes(exchange, np.array(nodes))), strict=True))
+
+
+def test_what_gpus_send_in_all_follows_from_where_they_lie():
+    """In a ring every GPU sends all to the next on its node; lanes between nodes share what one lane would carry."""
+    inside = [(0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1)]
+    lanes = [(0, 2, 0.5), (1, 3, 0.5), (2, 0, 0.5), (3, 1, 0.5)]
+    assert of_bytes(RING, 0, 0, 1, 1) == sorted(inside + lanes)
+    assert of_bytes(RING, 0, 1, 2) == [(0, 1, 1), (1, 2, 1), (2, 0, 1)]
+    assert of_bytes(RING, 0, 0) == [(0, 1, 1), (1, 0, 1)]
+    assert of_bytes(RING, 0, 0, 0, 1) == [(0, 1, 1), (0, 3, 1), (1, 2, 1), (2, 0, 1), (3, 0, 1)]
+    assert of_bytes(Exchange(1.0, "hops", 2, 1), 0, 0) == [(0, 1, 1), (1, 0, 1)]
+    assert of_bytes(Exchange(1.0, "direct", 3, 1), 0, 0, 1) == [
+        (one, other, 0.5) for one in range(3) for other in range(3) if one != other
+    ]
+
+
+HALF = Traffic(1.0, 1.0)
+
+
+def on(number, *place, traffic=HALF):
+    job = Progress(Job(str(number), sum(gpus for _, gpus in place), 0, 10, traffic=traffic), number)
+    job.place = place
+    return job
+
+
+TREE = parse_topology("switch:4@400/0ns,switch:2@50/0ns,switch:2@25/0ns")
+"""two switches of two nodes of four GPUs; a node's four links to its switch have 50, those above 25"""
+
+
+def test_a_job_that_lies_apart_is_slower_alone():
+    """Four GPUs need 1/400 of a second on a node. On two nodes, two lanes carry 1/2 each over links of 50."""
+    network, shape = SharedNetwork(1.0, False, False, topology=TREE), Shape(2, 2, 4)
+    assert network.paces([on(0, (0, 4))], shape) == {}
+    near = network.paces([on(0, (0, 2), (1, 2))], shape)
+    assert near == {0: pytest.approx(2.0 / (1.0 + 400 / (2 * 50)))}
+    far = network.paces([on(0, (0, 2), (2, 2))], shape)
+    assert far == {0: pytest.approx(2.0 / (1.0 + 400 / (2 * 25)))}
+    jobs = [Job(str(node), 3, 0, 1000) for node in range(4)] + [Job("a", 4, 1, 10, traffic=Traffic(1.0, 1.0))]
+    ran_s = [one.ran_s for one in schedule(jobs, shape, "fifo", "nearest", Terms(network=network))]
+    assert ran_s[0] == pytest.approx(10 * (1.0 + 400 / 25) / 2.0), "a single lane over one GPU of each node"
+
+
+def test_only_the_groups_that_lie_apart_are_slower():
+    """Pairs of neighbours stay on their nodes; the data-parallel groups go over the links above."""
+    network, shape = SharedNetwork(1.0, False, False, topology=TREE), Shape(2, 2, 4)
+    traffic = Traffic(1.0, 2.0, (Exchange(1.0, "ring", 2, 1), Exchange(1.0, "ring", 2, 2)))
+    near, far = on(0, (0, 4), traffic=traffic), on(0, (0, 2), (2, 2), traffic=traffic)
+    assert network.alone([near], shape) == {}
+    assert network.alone([far], shape) == {0: (1.0, pytest.approx(400 / 25))}
+
+
+def test_a_job_apart_shares_links_at_the_pace_that_it_has_alone():
+    network, shape = SharedNetwork(1.0, False, False, topology=TREE), Shape(2, 2, 4)
+    one, other = on(0, (0, 2), (2, 2)), on(1, (1, 2), (3, 2))
+    alone = network.paces([one], shape)[0]
+    both = network.paces([one, other], shape)
+    assert both[0] == both[1] <= alone
 
 
 PLAN = {"model": "llama-3.1-8b", "cluster": "h100-sxm", "steps": 100, "global_batch": 32}

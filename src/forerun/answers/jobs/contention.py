@@ -1,6 +1,7 @@
 """Jobs that share links of the network slow each other, by the phases of their steps.
 
-A job computes, then communicates, over and over. Jobs that communicate at the same time share each full link by max-min
+A job computes, then communicates, over and over. On a topology, communication takes longer where the GPUs of a job lie
+farther from each other than they need to. Jobs that communicate at the same time share each full link by max-min
 fair rates. Whether they do depends on how their phases stand to each other; CASSINI (NSDI'24) shifts them apart.
 """
 
@@ -13,7 +14,15 @@ from math import inf
 from typing import Protocol
 
 from forerun.answers.jobs.job import Placement, Traffic
-from forerun.answers.jobs.job_traffic import Link, Loads, loads_of_switches, loads_of_topology, numbered
+from forerun.answers.jobs.job_traffic import (
+    Link,
+    Loads,
+    loads_of_switches,
+    loads_of_topology,
+    longest_s,
+    numbered,
+)
+from forerun.answers.jobs.nearest import Nearest
 from forerun.answers.jobs.placement import Shape
 from forerun.core.network.network_file import Network
 
@@ -79,9 +88,50 @@ class SharedNetwork:
             found[job.number] = tuple(loads_of_switches(each, *how) for each in parts)
         return found
 
+    def alone(self, jobs: Sequence[Running], shape: Shape) -> dict[int, tuple[float, ...]]:
+        """Returns for each job with traffic, by number, how long its parts take where it lies, without other jobs.
+
+        On a topology a part takes as much longer than stated as its fullest link takes longer than if the job's GPUs
+        lay as near to each other as they can.
+        """
+        found: dict[int, tuple[float, ...]] = {}
+        gpus = [()] * len(jobs) if self.topology is None else numbered([job.place for job in jobs], shape.gpus)
+        for job, own in zip(jobs, gpus, strict=True):
+            if job.traffic is None or len(job.place) < 2:
+                continue
+            stretches = [1.0 for _ in job.traffic.parts]
+            if self.topology is not None:
+                near = _nearest(len(own), shape)
+                for i, part in enumerate(job.traffic.parts):
+                    usual_s = longest_s(part, near, shape.gpus, self.topology)
+                    here_s = longest_s(part, own, shape.gpus, self.topology)
+                    stretches[i] = max(1.0, here_s / usual_s) if usual_s else 1.0
+            parts = zip(job.traffic.parts, stretches, strict=True)
+            found[job.number] = tuple(part.seconds * stretch for part, stretch in parts)
+        return found
+
     def paces(self, jobs: Sequence[Running], shape: Shape) -> dict[int, float]:
-        """Returns for jobs by number how fast they go on, against alone; those that share no full link go at 1."""
-        loads = self.loads(jobs, shape)
+        """Returns for jobs by number how fast they go on, against alone on the nearest GPUs; the others go at 1."""
+        loads, alone_s = self.loads(jobs, shape), self.alone(jobs, shape)
+        traffic = {job.number: job.traffic for job in jobs if job.traffic is not None}
+        found: dict[int, float] = {}
+        for number, parts_s in alone_s.items():
+            step_s = traffic[number].compute_s + sum(part.seconds for part in traffic[number].parts)
+            own_s = traffic[number].compute_s + sum(parts_s)
+            if own_s > step_s * (1.0 + _NOTHING):
+                found[number] = step_s / own_s
+        for number, pace in self._beside_others(loads, alone_s, traffic, shape).items():
+            found[number] = pace * found.get(number, 1.0)
+        return found
+
+    def _beside_others(
+        self,
+        loads: Mapping[int, tuple[Loads, ...]],
+        alone_s: Mapping[int, tuple[float, ...]],
+        traffic: Mapping[int, Traffic],
+        shape: Shape,
+    ) -> dict[int, float]:
+        """Returns how fast jobs go on that share a full link, against alone where they lie."""
         users: dict[Link, dict[int, float]] = {}
         for number, parts in loads.items():
             for link, load in (each for part in parts for each in part):
@@ -89,7 +139,6 @@ class SharedNetwork:
                 of_link[number] = max(load, of_link.get(number, 0.0))
         room = {link: self.capacity(link, shape) * (1.0 + _NOTHING) for link in users}
         full = {link: each for link, each in users.items() if sum(each.values()) > room[link]}
-        traffic = {job.number: job.traffic for job in jobs if job.traffic is not None}
         found: dict[int, float] = {}
         for group in _groups(full.values()):
             links = sorted({link for number in group for part in loads[number] for link, _ in part if link in full})
@@ -98,8 +147,8 @@ class SharedNetwork:
                 (
                     (traffic[number].compute_s, ()),
                     *(
-                        (part.seconds, tuple((place[link], load) for link, load in own if link in place))
-                        for part, own in zip(traffic[number].parts, loads[number], strict=True)
+                        (seconds, tuple((place[link], load) for link, load in own if link in place))
+                        for seconds, own in zip(alone_s[number], loads[number], strict=True)
                     ),
                 )
                 for number in group
@@ -107,6 +156,14 @@ class SharedNetwork:
             capacities = tuple(self.capacity(link, shape) for link in links)
             found |= dict(zip(group, paces_together(steps, capacities, self.shifts), strict=True))
         return found
+
+
+@lru_cache(maxsize=1024)
+def _nearest(gpus: int, shape: Shape) -> tuple[int, ...]:
+    """Returns the numbers of GPUs of an empty cluster that lie as near to each other as they can."""
+    place = Nearest(shape).place(gpus)
+    assert place is not None, "a job that runs has no more GPUs than there are"
+    return numbered([place], shape.gpus)[0]
 
 
 def _groups(users: Iterable[Iterable[int]]) -> list[list[int]]:

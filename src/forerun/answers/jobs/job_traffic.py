@@ -29,27 +29,56 @@ def messages(exchange: Exchange, nodes: I64) -> tuple[I64, I64, F64]:
     A ring through nodes has as many lanes as the GPUs of the group on the node that has the fewest, each over other
     GPUs of every node, as NCCL's rings over rails.
     """
-    size = exchange.size or len(nodes)
-    inner = exchange.inner
-    number = len(nodes) // (size * inner)
+    members = _groups(exchange, len(nodes))
+    if exchange.pattern == "ring":
+        pairs = [(_NOWHERE, _NOWHERE), *(_lanes(group, nodes) for group in members)]
+        src, dst = (np.concatenate(column) for column in zip(*pairs, strict=True))
+        weight = np.ones(len(src))
+    else:
+        src, dst, weight = _between_members(exchange, members)
+    apart = nodes[src] != nodes[dst]
+    return src[apart], dst[apart], weight[apart]
+
+
+def _groups(exchange: Exchange, gpus: int) -> I64:
+    """Returns the ranks of [group, member]."""
+    size, inner = exchange.size or gpus, exchange.inner
+    number = gpus // (size * inner)
     base = (np.arange(number)[:, None] * (size * inner) + np.arange(inner)).reshape(-1, 1)
-    members = base + inner * np.arange(size)
+    return np.asarray(base + inner * np.arange(size), np.int64)
+
+
+def _between_members(exchange: Exchange, members: I64) -> tuple[I64, I64, F64]:
+    """Returns sender, receiver and weight of messages that don't depend on where the members lie."""
     if exchange.pattern == "hops":
         ahead, behind = members[:, :-1].ravel(), members[:, 1:].ravel()
-        ends = np.concatenate([ahead, behind]), np.concatenate([behind, ahead])
-        weight = np.ones(2 * len(ahead))
-    elif exchange.pattern == "direct":
-        shifts = np.arange(1, size)
-        source = np.repeat(members.ravel(), len(shifts))
-        others = [np.roll(members, -shift, axis=1) for shift in shifts]
-        target = np.stack(others, axis=-1).ravel() if others else source
-        ends, weight = (source, target), np.full(len(source), 1.0 / max(1, size - 1))
-    else:
-        pairs = [(_NOWHERE, _NOWHERE), *(_lanes(group, nodes) for group in members)]
-        ends = np.concatenate([pair[0] for pair in pairs]), np.concatenate([pair[1] for pair in pairs])
-        weight = np.ones(len(ends[0]))
-    apart = nodes[ends[0]] != nodes[ends[1]]
-    return ends[0][apart], ends[1][apart], weight[apart]
+        return np.concatenate([ahead, behind]), np.concatenate([behind, ahead]), np.ones(2 * len(ahead))
+    size = members.shape[1]
+    shifts = np.arange(1, size)
+    source = np.repeat(members.ravel(), len(shifts))
+    others = [np.roll(members, -shift, axis=1) for shift in shifts]
+    target = np.stack(others, axis=-1).ravel() if others else source
+    return source, target, np.full(len(source), 1.0 / max(1, size - 1))
+
+
+def volumes(exchange: Exchange, nodes: I64) -> tuple[I64, I64, F64]:
+    """Returns sender, receiver and bytes of all messages, inside nodes too, over what a GPU sends in all.
+
+    A ring through nodes with few lanes sends more over each of them. Inside a node GPUs send all to their neighbours.
+    """
+    members = _groups(exchange, len(nodes))
+    if exchange.pattern != "ring":
+        return _between_members(exchange, members)
+    found: list[tuple[I64, I64, F64]] = [(_NOWHERE, _NOWHERE, np.zeros(0))]
+    for group in members:
+        begins = np.flatnonzero(np.diff(nodes[group], prepend=-1))
+        for own in np.split(group, begins[1:]):
+            if len(own) > 1:
+                found.append((own, np.roll(own, -1), np.ones(len(own))))
+        src, dst = _lanes(group, nodes)
+        found.append((src, dst, np.full(len(src), len(begins) / max(1, len(src)))))
+    src, dst, sent = (np.concatenate(column) for column in zip(*found, strict=True))
+    return src, dst, sent
 
 
 def _lanes(group: I64, nodes: I64) -> tuple[I64, I64]:
@@ -105,6 +134,23 @@ def loads_of_topology(exchange: Exchange, gpus: tuple[int, ...], per_node: int, 
     paths = fabric.topology.routes(places[src].astype(np.int32), places[dst].astype(np.int32))
     carried = np.bincount(paths.link, np.repeat(weight, paths.hops), len(fabric.bytes_per_s)) / fabric.bytes_per_s
     return tuple((("link", int(link)), float(carried[link] / carried.max())) for link in np.flatnonzero(carried))
+
+
+@lru_cache(maxsize=16_384)
+def longest_s(exchange: Exchange, gpus: tuple[int, ...], per_node: int, network: Network) -> float:
+    """Returns how long the fullest link of a topology takes for an exchange, in seconds for each byte that a GPU sends.
+
+    Args:
+        gpus: the numbers of the job's GPUs, which are the NPUs of `network`.
+    """
+    places = np.array(gpus)
+    src, dst, sent = volumes(exchange, places // per_node)
+    if not len(src):
+        return 0.0
+    fabric = fabric_of(network)
+    paths = fabric.topology.routes(places[src].astype(np.int32), places[dst].astype(np.int32))
+    carried = np.bincount(paths.link, np.repeat(sent, paths.hops), len(fabric.bytes_per_s))
+    return float((carried / fabric.bytes_per_s).max())
 
 
 def numbered(places: Sequence[Placement], per_node: int) -> list[tuple[int, ...]]:
