@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from forerun.answers.jobs import policies
 from forerun.answers.jobs.description import cluster_of
-from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.failures import FailingNodes, NodeFailures
 from forerun.answers.jobs.job import Job
 from forerun.answers.jobs.outcome import PolicyOutcome, in_use
 from forerun.answers.jobs.placement import Shape
@@ -398,3 +399,28 @@ def test_a_file_that_says_something_wrong_is_one_line(described, tmp_path, capsy
     said = capsys.readouterr().err.strip()
     assert said.startswith("error: ")
     assert "\n" not in said
+
+
+def test_a_node_that_is_away_does_not_fail_again_and_comes_back_in_time():
+    failing = FailingNodes(NodeFailures(per_1000_node_days=1e5, repair_s=600.0, checkpoint_s=200.0, seed=4), 2)
+    drawn = list(itertools.islice(NodeFailures(1e5, 600.0, 200.0, 4).draw(2), 200))
+    back_s = {0: 0.0, 1: 0.0}
+    expected = []
+    for time_s, node in drawn:
+        if time_s >= back_s[node]:
+            expected.append((time_s, node))
+            back_s[node] = time_s + 600.0
+    found = []
+    while (failed := failing.fail(drawn[-1][0])) is not None:
+        found.append(failed)
+        assert failed[1] in failing.away
+        assert failing.next_failure_s > failed[0]
+        if len(found) % 3 == 0:
+            failing.repaired(failed[0])
+    assert found == expected
+    assert len(found) < len(drawn), "some draws were of nodes that were away"
+    assert failing.next_repair_s <= max(back_s.values())
+    failing.repaired(max(back_s.values()))
+    assert (failing.away, failing.next_repair_s) == ([], math.inf)
+    never = FailingNodes(None, 2)
+    assert (never.fail(1e9), never.next_failure_s, never.away) == (None, math.inf, [])

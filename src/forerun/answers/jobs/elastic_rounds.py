@@ -5,11 +5,11 @@ Where nodes fail or jobs share links, the GPUs of a job lie as near to each othe
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import ceil, inf
 
 from forerun.answers.jobs.elastic import Asked, elastic_policy
+from forerun.answers.jobs.failures import FailingNodes
 from forerun.answers.jobs.job import Job, Placement, Scaling, Scheduled, Traffic
 from forerun.answers.jobs.nearest import Nearest
 from forerun.answers.jobs.placement import Shape
@@ -97,20 +97,17 @@ class _Rounds:
         self.ended: list[Scheduled] = []
         self.now_s, self.round_s = 0.0, inf
         nodes = shape.switches * shape.nodes
-        self.to_fail: Iterator[tuple[float, int]] = iter(()) if terms.failures is None else terms.failures.draw(nodes)
-        self.next_failure = next(self.to_fail, (inf, -1))
-        self.repairs: list[tuple[float, int]] = []
+        self.nodes = FailingNodes(terms.failures, nodes)
 
     def run(self) -> list[Scheduled]:
         """Walks through all events."""
         while self.arriving or self.own:
             arrival_s = self.arriving[-1].job.submit_s if self.arriving else inf
-            repair_s = self.repairs[0][0] if self.repairs else inf
             end_s = min((job.end_s for job in self.own), default=inf)
-            known_s = min(arrival_s, self.round_s, end_s, repair_s)
+            known_s = min(arrival_s, self.round_s, end_s, self.nodes.next_repair_s)
             if known_s == inf:
                 raise ForerunError(f"the policy never starts {self.own[0].job.name}")
-            self.now_s = min(known_s, self.next_failure[0])
+            self.now_s = min(known_s, self.nodes.next_failure_s)
             changed = self._end_jobs()
             changed = self._repair_and_fail() or changed
             while self.arriving and self.arriving[-1].job.submit_s <= self.now_s:
@@ -137,27 +134,23 @@ class _Rounds:
         failures, placer, per_node = self.terms.failures, self.placer, self.shape.gpus
         if failures is None or placer is None:
             return False
-        changed = False
-        while self.repairs and self.repairs[0][0] <= self.now_s:
-            placer.release(((heapq.heappop(self.repairs)[1], per_node),), per_node)
-            changed = True
-        while self.next_failure[0] <= self.now_s:
-            node = self.next_failure[1]
-            self.next_failure = next(self.to_fail)
-            if any(node == away for _, away in self.repairs):
-                continue
+        repaired = self.nodes.repaired(self.now_s)
+        for node in repaired:
+            placer.release(((node, per_node),), per_node)
+        changed = bool(repaired)
+        while (failed := self.nodes.fail(self.now_s)) is not None:
+            node = failed[1]
             for job in [each for each in self.own if any(node == on for on, _ in each.place)]:
                 job.progress(self.now_s)
                 self._release(job)
                 job.fail(failures.kept_s(job.job.duration_s - job.left_s), self.now_s)
             placer.take(((node, per_node),), per_node)
-            heapq.heappush(self.repairs, (self.now_s + failures.repair_s, node))
             changed = True
         return changed
 
     def _share(self) -> None:
         """Shares the GPUs out that are there."""
-        restart_s, there = self.terms.resume_s, self.shape.total - len(self.repairs) * self.shape.gpus
+        restart_s, there = self.terms.resume_s, self.shape.total - len(self.nodes.away) * self.shape.gpus
         asked = [
             Asked(job.scaling, job.gpus, self.now_s - job.job.submit_s, job.restarts, restart_s) for job in self.own
         ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -47,3 +49,46 @@ class NodeFailures:
     def kept_s(self, done_s: float) -> float:
         """Returns how much of a job's running time survives a failure."""
         return max(0.0, done_s // self.checkpoint_s * self.checkpoint_s)
+
+
+class FailingNodes:
+    """The nodes of a cluster over time: which are away for repair, and when the next one fails or comes back."""
+
+    def __init__(self, failures: NodeFailures | None, nodes: int) -> None:
+        """`failures`: None where no node ever fails."""
+        self._repair_s = 0.0 if failures is None else failures.repair_s
+        self._draws: Iterator[tuple[float, int]] = iter(()) if failures is None else failures.draw(nodes)
+        self._next = next(self._draws, (inf, -1))
+        self._away: list[tuple[float, int]] = []
+        """(time of the repair, node), as a heap"""
+
+    @property
+    def next_failure_s(self) -> float:
+        """Returns when a node fails next, unless that one is away."""
+        return self._next[0]
+
+    @property
+    def next_repair_s(self) -> float:
+        """Returns when the next node comes back; infinite where none is away."""
+        return self._away[0][0] if self._away else inf
+
+    @property
+    def away(self) -> list[int]:
+        """Returns the nodes that failed and were not taken back yet."""
+        return [node for _, node in self._away]
+
+    def repaired(self, now_s: float) -> list[int]:
+        """Takes back the nodes whose repair is done, and returns them."""
+        found = []
+        while self.next_repair_s <= now_s:
+            found.append(heapq.heappop(self._away)[1])
+        return found
+
+    def fail(self, until_s: float) -> tuple[float, int] | None:
+        """Takes a node away that fails until then, the earliest one, and returns when and which; None if none does."""
+        while self._next[0] <= until_s:
+            (time_s, node), self._next = self._next, next(self._draws)
+            if all(node != away or repair_s <= time_s for repair_s, away in self._away):
+                heapq.heappush(self._away, (time_s + self._repair_s, node))
+                return time_s, node
+        return None

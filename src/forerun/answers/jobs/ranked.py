@@ -164,7 +164,7 @@ class RankedSimulation(Simulation):
     def _repair_and_fail(self) -> None:
         super()._repair_and_fail()
         if self.failures is not None:
-            self.displaced.away([node for _, node in self.repairs])
+            self.displaced.away(self.nodes.away)
 
     def _expect(self, job: Progress) -> None:
         super()._expect(job)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from forerun.answers.jobs.contention import SharedNetwork
-from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.failures import FailingNodes, NodeFailures
 from forerun.answers.jobs.job import Job, Placement, Progress, Scheduled
 from forerun.answers.jobs.placement import Placer
 from forerun.answers.jobs.policies import Queue
@@ -47,9 +47,7 @@ class Simulation(ABC):
         self.ran: dict[int, list[tuple[float, float]]] = {}
         self.ended: list[Scheduled] = []
         nodes = place.shape.switches * place.shape.nodes
-        self.to_fail: Iterator[tuple[float, int]] = iter(()) if self.failures is None else self.failures.draw(nodes)
-        self.next_failure = next(self.to_fail, (inf, -1))
-        self.repairs: list[tuple[float, int]] = []
+        self.nodes = FailingNodes(self.failures, nodes)
 
     @property
     def free(self) -> int:
@@ -77,11 +75,11 @@ class Simulation(ABC):
         look_s = inf
         while self.arriving or self.running or self.waits():
             arrival_s = self.arriving[-1].job.submit_s if self.arriving else inf
-            known_s = min(arrival_s, self._next_end_s(), look_s, self.repairs[0][0] if self.repairs else inf)
+            known_s = min(arrival_s, self._next_end_s(), look_s, self.nodes.next_repair_s)
             if known_s == inf:
                 names = ", ".join(job.job.name for job in self.waits()[:3])
                 raise ForerunError(f"the policy never starts {names}")
-            self.now_s = min(known_s, self.next_failure[0])
+            self.now_s = min(known_s, self.nodes.next_failure_s)
             while self._next_end_s() <= self.now_s:
                 self._end(heapq.heappop(self.ends)[-1])
             self._repair_and_fail()
@@ -99,13 +97,10 @@ class Simulation(ABC):
 
     def _repair_and_fail(self) -> None:
         per_node = self.place.shape.gpus
-        while self.repairs and self.repairs[0][0] <= self.now_s:
-            self.place.release(((heapq.heappop(self.repairs)[1], per_node),), per_node)
-        while self.failures is not None and self.next_failure[0] <= self.now_s:
-            node = self.next_failure[1]
-            self.next_failure = next(self.to_fail)
-            if any(node == away for _, away in self.repairs):
-                continue
+        for node in self.nodes.repaired(self.now_s):
+            self.place.release(((node, per_node),), per_node)
+        while self.failures is not None and (failed := self.nodes.fail(self.now_s)) is not None:
+            node = failed[1]
             for job in [each for each in self.running if any(node == on for on, _ in each.place)]:
                 self.place.release(job.place, job.gpus)
                 self.stop(job)
@@ -113,7 +108,6 @@ class Simulation(ABC):
                 job.failures += 1
                 self.came(job)
             self.place.take(((node, per_node),), per_node)
-            heapq.heappush(self.repairs, (self.now_s + self.failures.repair_s, node))
 
     def _set_paces(self, network: SharedNetwork) -> None:
         """Lets each job go on as fast as the others on its links leave it."""

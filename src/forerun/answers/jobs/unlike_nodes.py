@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
-from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.failures import FailingNodes, NodeFailures
 from forerun.answers.jobs.placement import Placer, Shape
 from forerun.answers.jobs.placers import placer
 from forerun.common.errors import ForerunError
@@ -64,11 +62,7 @@ class Nodes:
         ]
         nodes = [number // how.per_node for number in workers]
         self._of_node = [(kind, node) for kind, number in enumerate(nodes) for node in range(number)]
-        draws = how.failures
-        self._to_fail: Iterator[tuple[float, int]] = iter(()) if draws is None else draws.draw(len(self._of_node))
-        self._next = next(self._to_fail, (inf, -1))
-        self._away: list[tuple[float, int, int]] = []
-        """(time of the repair, kind, node)"""
+        self._failing = FailingNodes(how.failures, len(self._of_node))
 
     def could_ever(self, kind: int, gpus: int) -> bool:
         """Returns whether the GPUs of a kind have a place for so many."""
@@ -76,25 +70,18 @@ class Nodes:
 
     def room(self, kind: int, now_s: float) -> Placer:
         """Returns a placer for a round that begins now: all GPUs of a kind but those under repair."""
-        while self._away and self._away[0][0] <= now_s:
-            heapq.heappop(self._away)
+        self._failing.repaired(now_s)
         room, per_node = placer(self.how.placement, self.shapes[kind]), self.how.per_node
-        for _, of_kind, node in self._away:
+        for of_kind, node in (self._of_node[number] for number in self._failing.away):
             if of_kind == kind:
                 room.take(((node, per_node),), per_node)
         return room
 
     def next_repair_s(self) -> float:
         """Returns when the next node comes back; infinite where none is away."""
-        return self._away[0][0] if self._away else inf
+        return self._failing.next_repair_s
 
-    def next_failure(self, before_s: float) -> Failure | None:
-        """Takes the next failure before a time, of a node that is not away; None where there is none."""
-        failures = self.how.failures
-        while failures is not None and self._next[0] < before_s:
-            (time_s, number), self._next = self._next, next(self._to_fail)
-            kind, node = self._of_node[number]
-            if all((kind, node) != away[1:] or away[0] <= time_s for away in self._away):
-                heapq.heappush(self._away, (time_s + failures.repair_s, kind, node))
-                return Failure(time_s, kind, node)
-        return None
+    def next_failure(self, until_s: float) -> Failure | None:
+        """Takes the next failure until a time, of a node that is not away; None where there is none."""
+        failed = self._failing.fail(until_s)
+        return None if failed is None else Failure(failed[0], *self._of_node[failed[1]])
