@@ -56,6 +56,14 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
         2280652800,
         4561305600,
     ),
+    "inkling_text": (
+        BASE | HEADS8 | EXPERTS
+        | {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 32, "swa_num_attention_heads": 8}
+        | {"swa_num_key_value_heads": 4, "swa_head_dim": 32, "sliding_window_size": 32, "rel_extent": 64, "d_rel": 8}
+        | {"layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"], "dense_mlp_idx": 1, "n_shared_experts": 2},
+        850919424 + 201326592,
+        1701838848 + 2 * 201326592,
+    ),
     "modernbert-decoder": (BASE | HEADS8 | {"num_hidden_layers": 3}, 1171259392, 2342518784),
 }  # fmt: skip
 
@@ -96,6 +104,20 @@ def test_differential_attention_runs_over_each_half_of_the_values() -> None:
 def test_pairs_of_heads_are_not_parted(plan: dict[str, Any], why: str) -> None:
     with pytest.raises(ImpossiblePlan, match=why):
         check_plan(spec_of("diffllama"), Plan(seq_len=SEQ, **plan), load_cluster("h100-sxm"))
+
+
+def test_short_convolutions_are_not_cut() -> None:
+    with pytest.raises(ImpossiblePlan, match="cp 2 would cut the sequence that the short convolutions of inkling_text"):
+        check_plan(spec_of("inkling_text"), Plan(seq_len=SEQ, cp=2), load_cluster("h100-sxm"))
+
+
+def test_files_of_inkling_on_the_hub_have_older_names() -> None:
+    older = {"dense_intermediate_size": 512, "intermediate_size": 128, "moe_intermediate_size": None}
+    older |= {"sconv_kernel_size": 4, "layer_types": None, "local_layer_ids": [0, 2], "model_type": "inkling_text"}
+    read = spec_from_config(Fields(CASES["inkling_text"][0] | older, "config.json"), "inkling_text")
+    assert read == spec_of("inkling_text")
+    whole = {"model_type": "inkling_mm_model", "audio_config": {}, "text_config": CASES["inkling_text"][0] | older}
+    assert spec_from_config(Fields(whole, "config.json"), "inkling_text") == read
 
 
 def test_specs_with_parts_that_do_not_fit_are_refused() -> None:

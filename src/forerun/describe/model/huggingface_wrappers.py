@@ -19,6 +19,7 @@ WRAPPERS |= {
     "kimi_k25": "deepseek_v3",
     "lfm2_vl": "lfm2",
     "llama4": "llama4_text",
+    "inkling_mm_model": "inkling_text",
     "llava": "llama",
     "llava_next": "llama",
     "llava_onevision": "qwen2",

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from forerun.describe.model.layered import Layer, LayeredModel
-from forerun.describe.model.parameters import gated_norms, halves, indexer_products, layer_counts, projected_width
+from forerun.describe.model.parameters import (
+    conv_widths,
+    gated_norms,
+    halves,
+    indexer_products,
+    layer_counts,
+    projected_width,
+)
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
 Matrix = tuple[int, int]
@@ -61,6 +68,10 @@ def _in_layer(spec: ModelSpec) -> list[Matrix]:
     if spec.norm_gate_rank:
         rank = spec.norm_gate_rank
         found += [(rank, spec.hidden), (spec.hidden, rank)] * gated_norms(spec)
+    if spec.conv_taps:
+        found += [(width, spec.conv_taps) for width in conv_widths(spec)]
+    if spec.n_heads and spec.relative_rank:
+        found.append((spec.relative_rank, spec.relative_extent))
     if spec.layer_input:
         found += [(spec.layer_input, spec.hidden), (spec.hidden, spec.layer_input)]
     if spec.laurel_rank:
@@ -77,7 +88,7 @@ def _in_layer(spec: ModelSpec) -> list[Matrix]:
     if spec.moe is None:
         return found + (_feed_forward(spec, spec.ffn_hidden) if spec.ffn_hidden else [])
     moe = spec.moe
-    found += [(moe.choices, spec.hidden)] + moe.n_experts * _feed_forward(spec, moe.expert_ffn)
+    found += [(moe.scores, spec.hidden)] + moe.n_experts * _feed_forward(spec, moe.expert_ffn)
     found += _feed_forward(spec, moe.shared_ffn) if moe.shared_ffn else []
     return found + ([(1, spec.hidden)] if moe.shared_gate else [])
 

@@ -13,8 +13,8 @@ _TABLES = ("embedding", "position_embedding", "token_type_embedding", "layer_inp
 def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
     """Returns the parameters of layer number `layer` (from 0) by part, for the parts that the layer has.
 
-    Parts: attention, scan, norm (every norm of the layer, those inside attention included), norm_gate, mlp, router,
-    experts (all of them), shared_experts (with their gate), layer_input, other.
+    Parts: attention, scan, norm (every norm of the layer, those inside attention included), norm_gate, conv, mlp,
+    router, experts (all of them), shared_experts (with their gate), layer_input, other.
     """
     return kind_parameters(spec.layer(layer))
 
@@ -29,12 +29,13 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
         "mlp": 0 if layer.moe else _feed_forward(layer, layer.ffn_hidden),
         "layer_input": 2 * layer.hidden * layer.layer_input,
         "streams": layer.streams.layer_parameters(layer.hidden, halves(layer)) if layer.streams else 0,
+        "conv": layer.conv_taps * sum(conv_widths(layer)),
         "laurel": 2 * layer.hidden * layer.laurel_rank,
         "other": layer.other_parameters,
     }
     if layer.moe:
         moe = layer.moe
-        parts["router"] = moe.choices * (layer.hidden + moe.router_bias)
+        parts["router"] = moe.scores * layer.hidden + moe.choices * moe.router_bias
         parts["experts"] = moe.n_experts * _feed_forward(layer, moe.expert_ffn)
         if moe.shared_ffn:
             parts["shared_experts"] = _feed_forward(layer, moe.shared_ffn) + moe.shared_gate * layer.hidden
@@ -133,7 +134,8 @@ def _attention(spec: ModelSpec) -> int:
         products = spec.compressed.products(spec.hidden, spec.n_heads, spec.head_dim)
         indexer = _indexer(spec, spec.indexer) if spec.indexer else 0
         return sum(n * m for n, m in products) + spec.compressed.vectors(spec.head_dim) + indexer + sinks
-    read, scales = spec.n_heads * spec.value_dim, 4 * spec.head_dim * spec.differential
+    read = spec.n_heads * spec.value_dim
+    scales = 4 * spec.head_dim * spec.differential + spec.relative_rank * spec.relative_extent
     return (
         scales
         + _linear(spec.hidden, projected_width(spec), spec.qkv_bias)
@@ -143,10 +145,18 @@ def _attention(spec: ModelSpec) -> int:
 
 
 def projected_width(spec: ModelSpec) -> int:
-    """Returns the width of a layer's queries, gates, keys and values together."""
+    """Returns the width of a layer's queries, gates, relative positions, keys and values together."""
     keys, values = spec.n_kv_heads * spec.head_dim, spec.n_kv_heads * spec.value_dim
     own = own_kv(spec)
-    return spec.n_heads * spec.head_dim * (1 + spec.attention_gate) + keys * (own > 0) + values * (own > 1)
+    queries = spec.n_heads * (spec.head_dim * (1 + spec.attention_gate) + spec.relative_rank)
+    return queries + keys * (own > 0) + values * (own > 1)
+
+
+def conv_widths(spec: ModelSpec) -> list[int]:
+    """Returns the channels of each short convolution of a layer with `conv_taps`: of keys, of values, of each half."""
+    heads = spec.n_kv_heads if spec.n_heads else 0
+    keys_values = [heads * width for width in (spec.head_dim, spec.value_dim)[: own_kv(spec)]]
+    return [*keys_values, *[spec.hidden] * halves(spec)]
 
 
 def own_kv(spec: ModelSpec) -> int:

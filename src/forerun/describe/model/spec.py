@@ -49,14 +49,17 @@ class MoESpec:
     """each expert pads or drops its tokens to this multiple of the mean; None: it takes all of them"""
     zero_experts: int = 0
     """experts without weights among which the router also chooses: they return the token (LongCat-Flash)"""
+    scored_shared: int = 0
+    """shared experts that the router scores too, without choosing among them (Inkling)"""
 
     def __post_init__(self) -> None:
         if min(self.n_experts, self.expert_ffn) < 1 or min(self.shared_ffn, self.n_dense_layers) < 0:
             raise ForerunError(f"moe: n_experts and expert_ffn must be at least 1, the others at least 0: {self}")
         if not 0 < self.top_k <= self.n_experts:
             raise ForerunError(f"moe: top_k {self.top_k} must be at most n_experts {self.n_experts}")
-        if self.zero_experts < 0 or (self.zero_experts and self.n_groups > 1):
-            raise ForerunError(f"moe: zero_experts must be at least 0, and 0 with groups of experts: {self}")
+        if min(self.zero_experts, self.scored_shared) < 0 or (self.zero_experts and self.n_groups > 1):
+            words = "zero_experts and scored_shared must be at least 0, zero_experts 0 with groups of experts"
+            raise ForerunError(f"moe: {words}: {self}")
         if self.n_groups < 1 or self.n_experts % self.n_groups or not 1 <= self.top_groups <= self.n_groups:
             raise ForerunError(
                 f"moe: n_groups {self.n_groups} must divide n_experts {self.n_experts}, and top_groups"
@@ -71,8 +74,13 @@ class MoESpec:
 
     @property
     def choices(self) -> int:
-        """Returns the number of experts that the router scores, with and without weights."""
+        """Returns the number of experts that the router chooses among, with and without weights."""
         return self.n_experts + self.zero_experts
+
+    @property
+    def scores(self) -> int:
+        """Returns the number of experts that the router scores."""
+        return self.choices + self.scored_shared
 
     @property
     def mean_reached(self) -> float:
@@ -119,7 +127,16 @@ class IndexerSpec:
             raise ForerunError(f"indexer: every size must be at least 1: {self}")
 
 
-_WIDTHS = ("v_head_dim", "layer_input", "layer_input_vocab", "laurel_rank", "norm_gate_rank")
+_WIDTHS = (
+    "v_head_dim",
+    "layer_input",
+    "layer_input_vocab",
+    "laurel_rank",
+    "norm_gate_rank",
+    "conv_taps",
+    "relative_rank",
+    "relative_extent",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +200,12 @@ class ModelSpec:
     """pairs of heads whose outputs are subtracted and normed, each over the values of both (arXiv 2410.05258)"""
     norm_gate_rank: int = 0
     """rank of a gate, made of their results, on the norms before the mixer and before experts (A.X K2); 0: none"""
+    conv_taps: int = 0
+    """taps of a short causal convolution on keys, on values, and on what each half gives (Inkling); 0: there is none"""
+    relative_rank: int = 0
+    """width of what each head mixes the relative positions' biases from (Inkling); 0: there are none"""
+    relative_extent: int = 0
+    """tokens back to which these biases reach"""
     qk_norm_over: QkNorm = "head"
     """weights of `qk_norm`: one head's width, a width of all heads, or none"""
     shared_kv: bool = False

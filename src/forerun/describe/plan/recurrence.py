@@ -1,4 +1,7 @@
-"""Splits recurrences over ranks: over tp by heads, and over cp not at all, as a state goes from token to token."""
+"""Splits recurrences over ranks: over tp by heads, and over cp not at all, as a state goes from token to token.
+
+Short convolutions go from token to token, too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from forerun.describe.plan.plan import Plan
 
 def unsplit_scan(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
     """Says in which plans tp does not divide the heads of a recurrence, or cp cuts its sequence."""
-    broken: Column = False
+    broken: Column = (plan.cp > 1) & any(kind.conv_taps > 0 for kind in model.kinds)
     for spec in _scans(model):
         broken |= (spec.heads % plan.tp != 0) | (plan.cp > 1)
     return broken
@@ -19,6 +22,8 @@ def unsplit_scan(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
 
 def unsplit_scan_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     """Explains the refusal of one plan."""
+    if plan.cp > 1 and any(kind.conv_taps > 0 for kind in model.kinds):
+        return f"cp {plan.cp} would cut the sequence that the short convolutions of {model.name} run along"
     spec = next(spec for spec in _scans(model) if spec.heads % plan.tp or plan.cp > 1)
     if plan.cp > 1:
         return f"cp {plan.cp} would cut the sequence that the {spec.rule} layers of {model.name} run along"

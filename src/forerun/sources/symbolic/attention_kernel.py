@@ -74,7 +74,8 @@ def kernel_tensors(section: Section) -> tuple[tuple[str, ...], tuple[tuple[str, 
     s = section.kernels.shapes
     *_, out = attention_bytes(section)
     calls = 1 + section.kernels.model.differential
-    reads = tuple(dict.fromkeys(query_names(section)))
+    biases = ("relative.bias",) * (section.kernels.model.relative_rank > 0)
+    reads = (*dict.fromkeys(query_names(section)), *biases)
     statistics = attention_kernel(kernel_name(section)).keeps
     return reads, (("o", calls * out), *((name, calls * s.tokens * s.heads * 4) for name in statistics))
 

@@ -26,15 +26,15 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
     assert moe is not None
     tokens = s.tokens_sp  # a rank routes its own tokens
     row = s.hidden * s.act_bytes
-    section.weights.add_matrix(s.hidden, moe.choices)
+    section.weights.add_matrix(s.hidden, moe.scores)
     if moe.router_bias:
         section.weights.vectors.append(moe.choices)
     section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
-    section.linear(Product("ffn.router", x, "scores", s.hidden, moe.choices, False, module), tokens, keeps_input=True)
+    section.linear(Product("ffn.router", x, "scores", s.hidden, moe.scores, False, module), tokens, keeps_input=True)
     section.pointwise(
         "ffn.route",
         "router",
-        tokens * moe.choices,
+        tokens * moe.scores,
         kernels.stack.moe,
         ("scores",),
         (("weights", tokens * moe.top_k * 8),),

@@ -116,7 +116,19 @@ def _half(section: Section, stream: str, half: int) -> str:
     if half == ATTENTION and section.kernels.model.laurel_rank:
         _laurel(section, inside)
     branch = _mixer(section, inside) if half == ATTENTION else _feed_forward(section, inside)
-    return _normed_branch(section, branch, half)
+    return _convolved(section, _normed_branch(section, branch, half), half)
+
+
+def _convolved(section: Section, branch: str, half: int) -> str:
+    """Writes the short convolution of what a half gives, if the layer has one; returns the name of its result."""
+    kernels, s, y = section.kernels, section.kernels.shapes, f"{branch}.conv"
+    if not kernels.model.conv_taps:
+        return branch
+    section.weights.vectors.append(s.hidden * kernels.model.conv_taps)
+    elements, style = s.tokens_sp * s.hidden, kernels.stack.activation
+    makes = ((y, elements * s.act_bytes),)
+    section.pointwise(f"half{half}.conv", "residual_conv", elements, style, (branch,), makes, (branch,), half)
+    return y
 
 
 def _normed(section: Section, stream: str, half: int) -> str:

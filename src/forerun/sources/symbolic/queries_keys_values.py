@@ -27,6 +27,10 @@ def queries_keys_values(section: Section, x: str, module: int) -> None:
         _latent_projections(section, x, module)
     else:
         _projections(section, x, module)
+    if model.relative_rank:
+        _relative_biases(section, module)
+    if model.conv_taps:
+        _convolved_keys_values(section, module)
     _rope_and_norms(section, module)
     _repeat_kv(section, module)
     _layout_copies(section, module)
@@ -49,7 +53,7 @@ def _projections(section: Section, x: str, module: int) -> None:
     own, gates = own_kv(kernels.model), kernels.model.attention_gate
     if kernels.stack.fused_qkv:
         width = q * (1 + gates) + sum((k, v)[:own])
-        outs = [("attention.qkv", "q", width), *_head_gate(section)]
+        outs = [("attention.qkv", "q", width), *_further_products(section)]
         section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
         apart = [q * (1 + gates), *(k, v)[:own]]  # an optimizer of matrices takes the parts one by one
         at = len(section.weights.shapes) - len(outs)
@@ -57,14 +61,38 @@ def _projections(section: Section, x: str, module: int) -> None:
     else:
         outs = [("attention.q", "q", q), ("attention.k", "k", k), ("attention.v", "v", v)]
         outs = [*outs[: 1 + own], *([("attention.gate_in", "gate", q)] if gates else [])]
-        outs += _head_gate(section)
+        outs += _further_products(section)
         section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
 
 
-def _head_gate(section: Section) -> list[tuple[str, str, int]]:
-    """Returns the product that makes a gate for each head, if the layer has one."""
-    gates = section.kernels.model.head_gate
-    return [("attention.head_gate", "head_gate", section.kernels.shapes.heads)] if gates else []
+def _further_products(section: Section) -> list[tuple[str, str, int]]:
+    """Returns (name, tensor, width) of further products of the normed input: a gate for each head, and what heads mix
+    the biases of relative positions from."""
+    model, heads = section.kernels.model, section.kernels.shapes.heads
+    gate = [("attention.head_gate", "head_gate", heads)] if model.head_gate else []
+    return gate + ([("attention.relative", "relative", heads * model.relative_rank)] if model.relative_rank else [])
+
+
+def _relative_biases(section: Section, module: int) -> None:
+    """Writes the bias that each head of a token adds to its scores at each distance; whole on each tensor-parallel
+    rank are the profiles that it mixes."""
+    s, model = section.kernels.shapes, section.kernels.model
+    section.weights.add_matrix(model.relative_rank, model.relative_extent)
+    sizes = (model.relative_rank, model.relative_extent)
+    product = Product("attention.relative_bias", "relative", "relative.bias", *sizes, False, module)
+    section.linear(product, s.tokens * s.heads)
+
+
+def _convolved_keys_values(section: Section, module: int) -> None:
+    """Writes the short convolutions of keys and values."""
+    kernels, s = section.kernels, section.kernels.shapes
+    _, kv, values, _ = attention_bytes(section)
+    widths = [s.kv_heads * s.head_dim, s.kv_heads * s.v_head_dim]
+    section.weights.vectors += [width * kernels.model.conv_taps for width in widths]
+    reads = ("q",) if _fused(section) else ("k", "v")
+    makes, elements = (("k.conv", kv), ("v.conv", values)), s.tokens * sum(widths)
+    style = kernels.stack.activation
+    section.pointwise("attention.kv_conv", "residual_conv", elements, style, reads, makes, reads, module)
 
 
 def _latent_projections(section: Section, x: str, module: int) -> None:
@@ -94,7 +122,7 @@ def _latent_projections(section: Section, x: str, module: int) -> None:
     up = s.heads * (mla.qk_nope_dim + mla.v_head_dim)
     section.column("attention.kv_up", "kv_normed", mla.kv_lora_rank, [("attention.kv_up", "kv", up)], False, module)
     chooser = section.kernels.model.indexer
-    apart = _head_gate(section) + gates * (section.kernels.model.attention_gate and not mla.gated_query)
+    apart = _further_products(section) + gates * (section.kernels.model.attention_gate and not mla.gated_query)
     if apart:
         section.column(apart[0][0], x, s.hidden, apart, False, module)
     if chooser and not chooser.shared:
@@ -115,6 +143,8 @@ def _rope_and_norms(section: Section, module: int) -> None:
     elements = s.tokens * s.head_dim * rotated
     makes: tuple[tuple[str, int], ...] = (("q.normed", q), ("k.normed", kv))[: 1 + own]
     reads: tuple[str, ...] = ("q",) if fused or not own else ("q", "k")
+    if kernels.model.conv_taps:
+        reads = ("q", "k.conv")
     if kernels.model.qk_norm:
         section.weights.vectors += _qk_norm_vectors(section)
         pattern, style = kernels.norm_pattern, _narrow_norm(kernels.stack)
@@ -122,11 +152,11 @@ def _rope_and_norms(section: Section, module: int) -> None:
         reads = ("q.normed", "k.normed")[: 1 + own]
     if _norms_values(section):
         value, style = s.tokens * s.kv_heads * s.v_head_dim, _narrow_norm(kernels.stack)
-        read = ("q" if fused else "k" if kernels.model.equal_kv else "v",)
+        read = ("v.conv" if kernels.model.conv_taps else "q" if fused else "k" if kernels.model.equal_kv else "v",)
         made = (("v.normed", values),)
         section.pointwise("attention.v_norm", "weightless_norm", value, style, read, made, read, module)
     makes = (("q.rotated", q), ("k.rotated", kv))[: 1 + own]
-    if fused and own and not _norms_values(section):
+    if fused and own and not _norms_values(section) and not kernels.model.conv_taps:
         makes = (*makes, ("v", values))  # rotation copies queries and keys out of the fused projection
     if kernels.model.position == "rope":
         if kernels.model.mla:
@@ -182,13 +212,13 @@ def _projected_names(section: Section) -> tuple[str, str, str]:
     model, fused = section.kernels.model, _fused(section)
     if model.shared_kv:
         return "q.rotated" if model.position == "rope" else "q.normed" if model.qk_norm else "q", *SHARED
-    value = "v.normed" if _norms_values(section) else "v"
+    value = "v.normed" if _norms_values(section) else "v.conv" if model.conv_taps else "v"
     if model.position == "rope":
         return "q.rotated", "k.rotated", value
     value = "q" if fused and value == "v" else value
     if model.qk_norm:
         return "q.normed", "k.normed", value
-    return "q", "q" if fused else "k", value
+    return "q", "k.conv" if model.conv_taps else "q" if fused else "k", value
 
 
 def repeats_kv(section: Section) -> bool:

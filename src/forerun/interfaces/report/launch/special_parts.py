@@ -22,6 +22,8 @@ def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:
         (any(kind.head_gate for kind in model.kinds), "a gate for each head"),
         (model.differential, "differential attention"),
         (model.norm_gate_rank > 0, "gates on norms"),
+        (model.conv_taps > 0, "short convolutions of keys, values and halves"),
+        (model.relative_rank > 0, "biases of relative positions"),
         (model.shared_kv, "keys and values that layers share"),
         (model.equal_kv, "one projection for keys and values"),
         (model.layer_input > 0, "inputs of each layer's own"),
