@@ -176,10 +176,16 @@ LONGCAT = {
 }
 
 
-def test_a_layer_of_longcat_is_two_with_experts_in_the_first() -> None:
+def test_a_layer_of_longcat_has_two_attentions_and_two_feed_forwards_beside_its_experts() -> None:
     spec = spec_of(LONGCAT)
-    assert [layer.moe is not None for layer in map(spec.layer, range(6))] == [True, False] * 3
-    assert (spec.layer(0).moe.mean_reached, spec.layer(0).moe.shared_ffn) == (2.0, 512)  # type: ignore[union-attr]
+    layer, half = kind_parameters(spec.layer(0)), kind_parameters(replace(spec.layer(0), shortcut=False, moe=None))
+    assert (spec.n_layers, spec.moe.mean_reached, spec.moe.shared_ffn) == (3, 2.0, 0)  # type: ignore[union-attr]
+    assert layer == {part: 2 * count for part, count in half.items()} | {
+        "router": 16 * (256 + 1),
+        "experts": 8 * 3 * 256 * 64,
+    }
     assert spec_of(LONGCAT, num_hidden_layers=6) == spec
     with pytest.raises(ForerunError, match="num_hidden_layers 7 is not supported, only 3 or 6"):
         spec_of(LONGCAT, num_hidden_layers=7)
+    with pytest.raises(ForerunError, match="shortcut needs n_heads and ffn_hidden"):
+        replace(spec, ffn_hidden=0)

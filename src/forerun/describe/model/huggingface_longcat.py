@@ -1,6 +1,6 @@
 """Reads the config.json of LongCat-Flash (arXiv 2509.01322), whose layers have two attentions and two feed-forwards.
 
-A layer is two of Forerun's: the first has the experts beside its dense feed-forward, which reads the same tensor.
+The experts read what the first feed-forward reads, and join behind the second one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,8 @@ from dataclasses import replace
 from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface_experts import experts, latent
-from forerun.describe.model.layer_lists import each_layer
 
-_NOTES = (
-    "each layer is two of Forerun's, of which the first sums its experts; LongCat hides their exchange behind the next,"
-    " which the prediction does not (--shared-expert-overlap hides a part)",
-    "routers choose experts without weights as often as others",
-)
+_NOTES = ("routers choose experts without weights as often as others",)
 
 
 @family("longcat_flash", "LongcatFlashForCausalLM", ignored=("mla_scale_q_lora", "mla_scale_kv_lora"))
@@ -33,10 +28,10 @@ def longcat_flash(config: Fields) -> Values:
     dense = config.integer(config.first_of("ffn_hidden_size", "intermediate_size"))
     width = config.integer(config.first_of("expert_ffn_hidden_size", "moe_intermediate_size"))
     top_k = config.first_of("moe_topk", "num_experts_per_tok")
-    moe = experts(config, "n_routed_experts", width, dense, router_bias=True, top_k=top_k)
+    moe = experts(config, "n_routed_experts", width, router_bias=True, top_k=top_k)
     moe = replace(moe, zero_experts=config.integer("zero_expert_num", 0, least=0))
     return {
-        "n_layers": 2 * layers,
+        "n_layers": layers,
         "hidden": config.integer("hidden_size"),
         "n_heads": heads,
         "n_kv_heads": heads,
@@ -48,8 +43,9 @@ def longcat_flash(config: Fields) -> Values:
         "out_bias": bias,
         "mla": mla,
         "moe": moe,
+        "shortcut": True,
         "notes": _NOTES,
-    } | each_layer([{}, {"moe": None}] * layers)
+    }
 
 
 def _layers(config: Fields) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from forerun.describe.model.layered import Layer, LayeredModel
 from forerun.describe.model.parameters import (
     conv_widths,
+    dense_half,
     gated_norms,
     halves,
     indexer_products,
@@ -63,6 +65,10 @@ def _outside_layers(spec: ModelSpec) -> list[Matrix]:
 
 def _in_layer(spec: ModelSpec) -> list[Matrix]:
     """Returns the matrices of a model of one layer."""
+    if spec.shortcut:
+        once = _in_layer(dense_half(spec))
+        experts = Counter(_in_layer(replace(spec, shortcut=False))) - Counter(_attention(spec))
+        return [*once, *once, *experts.elements()]
     found = _attention(spec) if spec.n_heads else []
     found += [(spec.n_heads, spec.hidden)] * spec.head_gate if spec.n_heads else []
     if spec.norm_gate_rank:

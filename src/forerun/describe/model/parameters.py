@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import lru_cache
 
 from forerun.describe.model.spec import IndexerSpec, MLASpec, ModelSpec
@@ -21,6 +22,12 @@ def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
 
 def kind_parameters(layer: ModelSpec) -> dict[str, int]:
     """Returns the parameters of a model of one layer by part, as `layer_parameters` does."""
+    if layer.shortcut:
+        once = kind_parameters(dense_half(layer))
+        experts = kind_parameters(replace(layer, shortcut=False))
+        return {part: 2 * count for part, count in once.items()} | {
+            part: count for part, count in experts.items() if part in ("router", "experts", "shared_experts")
+        }
     parts = {
         "attention": _attention(layer),
         "scan": layer.scan.parameters(layer.hidden) if layer.scan else 0,
@@ -40,6 +47,11 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
         if moe.shared_ffn:
             parts["shared_experts"] = _feed_forward(layer, moe.shared_ffn) + moe.shared_gate * layer.hidden
     return {part: count for part, count in parts.items() if count}
+
+
+def dense_half(layer: ModelSpec) -> ModelSpec:
+    """Returns half a layer with a `shortcut`: attention and dense feed-forward, without the experts."""
+    return replace(layer, shortcut=False, moe=None)
 
 
 def outer_parameters(spec: ModelSpec) -> dict[str, int]:
@@ -260,7 +272,7 @@ def _feed_forward(spec: ModelSpec, width: int) -> int:
 
 def _mean_attention_width(spec: ModelSpec) -> float:
     keys = spec.mla.qk_nope_dim + spec.mla.qk_rope_dim if spec.mla else spec.head_dim
-    return spec.n_heads * (keys + spec.value_dim) / 2 * (1 + spec.differential)
+    return spec.n_heads * (keys + spec.value_dim) / 2 * (1 + spec.differential) * (1 + spec.shortcut)
 
 
 def _keys(spec: ModelSpec, seq_len: int) -> float:

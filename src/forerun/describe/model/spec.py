@@ -246,6 +246,9 @@ class ModelSpec:
     other_parameters: int = 0
     """elements of a layer's trained parameters beyond those of its parts, such as scales of branches or of an
     activation: they are kept, reduced and updated, and what they compute takes no time"""
+    shortcut: bool = False
+    """a layer has two attentions and two dense feed-forwards; its experts read what the first feed-forward reads, and
+    join behind the second one (LongCat-Flash)"""
     layers: tuple[LayerChanges, ...] = ()
     """what each layer changes; a list shorter than `n_layers` repeats"""
     rope_theta: float | None = field(default=None, compare=False)
@@ -278,6 +281,10 @@ class ModelSpec:
             raise ForerunError(f"model {self.name}: n_heads {self.n_heads} is not a multiple of out_groups {groups}")
         if self.differential and (self.mla or self.compressed or self.n_heads % 2 or self.n_kv_heads % 2):
             raise ForerunError(f"model {self.name}: differential needs even n_heads and n_kv_heads, and no mla")
+        if self.shortcut and (not self.n_heads or not self.ffn_hidden or self.scan or self.streams or self.parallel):
+            raise ForerunError(
+                f"model {self.name}: shortcut needs n_heads and ffn_hidden, and neither scan, streams nor parallel"
+            )
         if self.streams and self.parallel:
             raise ForerunError(f"model {self.name}: several residual streams need halves in turn, not parallel: true")
         if self.pooler_classes and not self.pooler:

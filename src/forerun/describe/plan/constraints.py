@@ -184,7 +184,9 @@ def _heads_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 def _widths(model: ModelSpec) -> list[tuple[str, int]]:
     widths = [
-        ("ffn_hidden", kind.ffn_hidden) if kind.moe is None else ("the shared experts' width", kind.moe.shared_ffn)
+        ("ffn_hidden", kind.ffn_hidden)
+        if kind.moe is None or kind.shortcut
+        else ("the shared experts' width", kind.moe.shared_ffn)
         for kind in model.kinds
     ]
     return list(dict.fromkeys(widths))

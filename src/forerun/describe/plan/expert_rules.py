@@ -107,11 +107,14 @@ def unpaired_overlap(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
     """Says in which plans expert_overlap finds no passes to pair."""
     schedule = (plan.pp > 1) & having(plan.pp_schedule, lambda name: name not in _OVERLAPPED)
     alone = (plan.ep == 1) | (plan.n_microbatches == 1)
-    return plan.expert_overlap & (alone | schedule | plan.uses_fsdp | (plan.activation_offload != 0))
+    own = any(kind.shortcut for kind in model.kinds)
+    return plan.expert_overlap & (own | alone | schedule | plan.uses_fsdp | (plan.activation_offload != 0))
 
 
 def unpaired_overlap_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     """Explains the refusal of one plan."""
+    if any(kind.shortcut for kind in model.kinds):
+        return f"expert_overlap: layers of {model.name} run beside their own exchanges already; leave it out"
     if plan.ep == 1 or plan.n_microbatches == 1:
         return f"expert_overlap needs ep and n_microbatches above 1, got {plan.ep} and {plan.n_microbatches}"
     if plan.uses_fsdp or plan.activation_offload:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 from forerun.core.network.token_exchange import parts_reached
 from forerun.core.program.kinds import TokenExchange
 from forerun.core.program.types import Collective, Stream
@@ -16,34 +19,23 @@ from forerun.sources.symbolic.tape import EXCHANGE, Stage, TapeOp, on_compute
 
 _GATHER = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 """kinds of collective (forward, backward) of a dispatch by all-gather"""
+_COMBINE = "ffn.combine_exchange"
 _SCALED_TILE = 128
 """elements of a token that share an fp32 scale where it travels in 8 bits"""
+
+
+Beside = Callable[[], None]
+"""writes operations that run beside an exchange of tokens"""
 
 
 def experts(section: Section, x: str, y: str, module: int) -> None:
     """Writes the routed (and shared) experts from the normed `x` to the branch output `y`."""
     kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
     assert moe is not None
-    tokens = s.tokens_sp  # a rank routes its own tokens
-    row = s.hidden * s.act_bytes
-    section.weights.add_matrix(s.hidden, moe.scores)
-    if moe.router_bias:
-        section.weights.vectors.append(moe.choices)
-    section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn else 2, module)
-    section.linear(Product("ffn.router", x, "scores", s.hidden, moe.scores, False, module), tokens, keeps_input=True)
-    section.pointwise(
-        "ffn.route",
-        "router",
-        tokens * moe.scores,
-        kernels.stack.moe,
-        ("scores",),
-        (("weights", tokens * moe.top_k * 8),),
-        ("scores",),
-        module,
-    )
+    tokens, row = s.tokens_sp, s.hidden * s.act_bytes
     routed = "routed" if moe.shared_ffn else y
     beside = kernels.plan.shared_expert_overlap and moe.shared_ffn > 0
-    _Routed(section, kernels.dispatcher, module, x if beside else "").write(x, routed)
+    routed_experts(section, x, routed, module, partial(_shared, section, x, "shared.y", module) if beside else None)
     size = tokens * row
     if moe.shared_ffn:
         from_shared = "shared.y"
@@ -55,12 +47,38 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
         )
 
 
+def routed_experts(
+    section: Section, x: str, y: str, module: int, dispatch: Beside | None = None, combine: Beside | None = None
+) -> None:
+    """Writes the router and the routed experts from the normed `x` to `y`. `dispatch` and `combine` write what runs
+    beside the exchanges that bring tokens to their experts and back."""
+    kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
+    assert moe is not None
+    tokens = s.tokens_sp  # a rank routes its own tokens
+    section.weights.add_matrix(s.hidden, moe.scores)
+    if moe.router_bias:
+        section.weights.vectors.append(moe.choices)
+    section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn or dispatch else 2, module)
+    section.linear(Product("ffn.router", x, "scores", s.hidden, moe.scores, False, module), tokens, keeps_input=True)
+    section.pointwise(
+        "ffn.route",
+        "router",
+        tokens * moe.scores,
+        kernels.stack.moe,
+        ("scores",),
+        (("weights", tokens * moe.top_k * 8),),
+        ("scores",),
+        module,
+    )
+    _Routed(section, kernels.dispatcher, module, {"ffn.dispatch": dispatch, _COMBINE: combine}).write(x, y)
+
+
 class _Routed:
     """The routed experts of a layer under one dispatcher."""
 
-    def __init__(self, section: Section, way: Dispatcher, module: int, shared: str = "") -> None:
-        """`shared` is the tensor that shared experts read, where they run beside the exchange; empty elsewhere."""
-        self.section, self.way, self.module, self.shared = section, way, module, shared
+    def __init__(self, section: Section, way: Dispatcher, module: int, beside: Mapping[str, Beside | None]) -> None:
+        """`beside` writes what runs beside the exchanges, by their names."""
+        self.section, self.way, self.module, self.beside = section, way, module, beside
         kernels, plan, moe = section.kernels, section.kernels.plan, section.kernels.model.moe
         assert moe is not None
         self.kernels, self.shapes, self.moe = kernels, kernels.shapes, moe
@@ -132,7 +150,7 @@ class _Routed:
         kernels, section = self.kernels, self.section
         leaving = self._sorted("ffn.unsort", "expert.y", "unsorted") if self.way.sorts else "expert.y"
         leaving = self._to_peers(leaving, self.landed)
-        name, size = "ffn.combine_exchange", max(self.copies, self.landed) * self.row
+        name, size = _COMBINE, max(self.copies, self.landed) * self.row
         moves = self._by_nccl(name, (Collective.ALL_TO_ALL, Collective.ALL_TO_ALL), size)
         back = self._exchange(name, leaving, ("returned", self.copies * self.row), moves)
         makes = [(y, self.tokens * self.row)]
@@ -215,7 +233,7 @@ class _Routed:
         saves: tuple[str, ...] = () if kernels.stack.weights_in_activation else ("expert.y", "weights")
         reads = ("expert.y", "weights")
         section.pointwise("ffn.unpermute", "combine", elements, self._order_style, reads, makes, saves, module)
-        name = "ffn.combine_exchange"
+        name = _COMBINE
         moves = self._by_kernel(name, 1), self._by_kernel(name + ".backward", 0)
         self._exchange(name, self._to_peers("leaving", self._unique), (y, self.tokens * self.row), moves)
 
@@ -238,7 +256,7 @@ class _Routed:
         own, elements = self.tokens * self.row, self.landed * self.shapes.hidden
         made, reads = y if ep == 1 else "partial", (self._to_peers("expert.y", self.landed), "weights")
         section.pointwise("ffn.combine", "combine", elements, style, reads, ((made, own * ep),), reads, self.module)
-        name = "ffn.combine_exchange"
+        name = _COMBINE
         self._exchange(name, made, (y, own), self._by_nccl(name, _GATHER[::-1], own * ep))
 
     # -- ranks that split an expert ------------------------------------------------------------------------
@@ -293,14 +311,16 @@ class _Routed:
     def _exchange(self, name: str, x: str, made: tuple[str, int], moves: tuple[list[Stage], list[Stage]]) -> str:
         """Writes an exchange over the expert-parallel group, from `x` to the tensor `made`; `moves` are its kernels in
         either direction. Returns the name of `made`; of `x` without expert parallelism."""
-        if self.kernels.plan.ep == 1:
+        exchanged = self.kernels.plan.ep > 1
+        if exchanged:
+            self.section.tape.add(TapeOp(name, EXCHANGE, self.module, *moves, reads=(x,), makes=(made,)))
+        beside, first = self.beside[name], len(self.section.tape.ops)
+        if beside is not None:
+            beside()
+        for op in self.section.tape.ops[first:]:
+            op.beside = exchanged
+        if not exchanged:
             return x
-        self.section.tape.add(TapeOp(name, EXCHANGE, self.module, *moves, reads=(x,), makes=(made,)))
-        if self.shared and name == "ffn.dispatch":
-            first = len(self.section.tape.ops)
-            _shared(self.section, self.shared, "shared.y", self.module)
-            for op in self.section.tape.ops[first:]:
-                op.beside = True
         return made[0]
 
     def _grouped(self, x: str) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from forerun.describe.plan.plan import Plan, RecomputedModule
 from forerun.sources.symbolic.attention import attention
-from forerun.sources.symbolic.expert import experts
+from forerun.sources.symbolic.checkpoints import settle_activations
+from forerun.sources.symbolic.expert import experts, routed_experts
 from forerun.sources.symbolic.feed_forward import feed_forward
-from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
+from forerun.sources.symbolic.kernels import TransformerKernels
 from forerun.sources.symbolic.linear import Section
-from forerun.sources.symbolic.products import Product
+from forerun.sources.symbolic.products import ATTENTION, ATTENTION_NORM, FFN, FFN_NORM, Product
 from forerun.sources.symbolic.queries_keys_values import SHARED
 from forerun.sources.symbolic.recurrence import scan
 from forerun.sources.symbolic.streams import after_half, after_layer, before_half, before_layer, stream_bytes
-from forerun.sources.symbolic.tape import Region, Tape, TapeOp, keep_nothing
+from forerun.sources.symbolic.tape import Tape, TapeOp
 from forerun.sources.symbolic.weights import Weights
-
-ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
-"""module numbers within a layer"""
 
 
 def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
@@ -30,6 +25,8 @@ def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
     tape.inputs = (("x", stream_bytes(section)), *shared)
     if model.parallel:
         _parallel_halves(section)
+    elif model.shortcut:
+        _shortcut(section)
     else:
         _halves_in_turn(section)
     section.weights.vectors += [model.other_parameters] * (model.other_parameters > 0)
@@ -209,151 +206,22 @@ def _parallel_halves(section: Section) -> None:
     section.residual("ffn_residual", "h", _feed_forward(section, other), "y", FFN)
 
 
-def settle_activations(kernels: PlanKernels, tape: Tape, checkpointed: bool) -> None:
-    """Sets which operations of a finished tape run again in backward and what waits in host memory."""
-    tape.early_stop = kernels.stack.recompute_early_stop
-    tape.compiled = kernels.plan.compiles_layers
-    tape.weights_first = kernels.whole_graph
-    if checkpointed:
-        tape.regions = checkpoint_regions(kernels.plan, tape)
-        _keep_originals(tape)
-    if kernels.fp8:
-        _keep_narrow(kernels, tape)
-    if kernels.plan.activation_offload:
-        tape.offload = kernels.plan.activation_offload
-        tape.offload_op = kernels.ops.host_copy("offload", tape.kept_bytes() * tape.offload)
+def _shortcut(section: Section) -> None:
+    """Writes a layer with two attentions and two dense feed-forwards, whose experts read what the first feed-forward
+    reads and join behind the second one: all between runs beside the exchanges of tokens."""
+    after_half(section, "attention_residual", "x", _half(section, "x", ATTENTION), "first.h", ATTENTION)
+    inside = _normed(section, "first.h", FFN)
+    section.tape.rename("first.", ("first.h", inside))
 
+    def beside_dispatch() -> None:
+        feed_forward(section, inside, "dense.y", FFN, prefix="dense")
+        after_half(section, "dense_residual", "first.h", "dense.y", "second.x", FFN)
+        branch = _half(section, "second.x", ATTENTION)
+        after_half(section, "attention_residual", "second.x", branch, "second.h", ATTENTION)
 
-def checkpoint_regions(plan: Plan, tape: Tape) -> list[Region]:
-    """Returns the regions that run again in backward under the plan's activation checkpointing."""
-    ops = tape.ops
-    if plan.activation_checkpointing == "full":
-        return [Region(0, len(ops) - 1, keep_nothing)]
-    if plan.activation_checkpointing == "none" or plan.selective_policy == "params":
-        return []
-    if plan.recompute_modules:
-        found = [region for name in plan.recompute_modules for region in _regions_of(name, ops)]
-        return _without_inner(sorted(found, key=lambda region: (region.first, -region.last)))
-    policy = plan.selective_policy
-    if policy == "op":
-        return [Region(0, len(ops) - 1, _SaveEverySecondMatmul(ops))]
-    if policy == "attention":
-        return _runs(ops, lambda op: op.kind in ("core", "attention"))
-    if policy == "attention-block":
-        return _runs(ops, lambda op: op.module == ATTENTION and op.kind != "residual")
-    if policy == "mlp":
-        return _runs(ops, lambda op: op.module == FFN and op.kind != "residual")
-    if policy == "mlp-act-norm":
-        return _runs(ops, lambda op: op.kind == "norm" or op.name.endswith(".act"), discard_output=True)
-    return _runs(ops, lambda op: op.module == ATTENTION and op.kind != "residual") + _runs(
-        ops, lambda op: op.module == FFN and op.kind != "residual"
-    )
+    def beside_combine() -> None:
+        feed_forward(section, _normed(section, "second.h", FFN), "second.dense.y", FFN, prefix="second.dense")
+        after_half(section, "dense_residual", "second.h", "second.dense.y", "second.y", FFN)
 
-
-def _regions_of(name: RecomputedModule, ops: list[TapeOp]) -> list[Region]:
-    """Returns the parts of a layer that Megatron-Core's `--recompute-modules` recomputes under this name."""
-    has_experts = any(op.name == "ffn.router" for op in ops)
-    if name == "core_attn":
-        return _runs(ops, lambda op: op.kind in ("core", "attention"))
-    if name == "layernorm":
-        return _runs(ops, lambda op: op.module in (ATTENTION_NORM, FFN_NORM) and op.kind == "norm", discard_output=True)
-    if name == "mla_up_proj":
-        return _latent_region(ops)
-    if name == "moe_act":
-        return _runs(ops, lambda op: op.name == "ffn.expert.act", discard_output=True)
-    if name == "shared_experts":
-        return _runs(ops, lambda op: op.name.startswith("shared."))
-    wanted = has_experts == (name == "moe")
-    return _runs(ops, lambda op: wanted and op.module == FFN and op.kind != "residual")
-
-
-def _latent_region(ops: list[TapeOp]) -> list[Region]:
-    """Returns the region from the norms of latent attention's compressed inputs to the rotation of queries and keys.
-
-    The projection that compresses keys and values lies in between, and is kept.
-    """
-    names = [op.name for op in ops]
-    if "attention.kv_norm" not in names:
-        return []
-    first = names.index("attention.q_norm" if "attention.q_norm" in names else "attention.kv_norm")
-    last = names.index("attention.rope" if "attention.rope" in names else "attention.assemble")
-    return [Region(first, last, lambda op: op.name.startswith("attention.kv_down"), discard_output=True)]
-
-
-def _without_inner(regions: list[Region]) -> list[Region]:
-    """Returns `regions`, in the order of their first operation, without those that lie inside another one."""
-    kept: list[Region] = []
-    for region in regions:
-        if not kept or region.first > kept[-1].last:
-            kept.append(region)
-    return kept
-
-
-def _keep_originals(tape: Tape) -> None:
-    """Lets products keep no fp8 cast of an input that is recomputed: they cast it again (TransformerEngine's
-    save_original_input)."""
-    again = {
-        name
-        for region in tape.regions
-        if region.discard_output
-        for op in tape.ops[region.first : region.last + 1]
-        for name, _ in op.makes
-    }
-    for op in tape.ops:
-        casts = {name + ".fp8": name for name in op.reads if name in again}
-        op.saves = tuple(casts.get(name, name) for name in op.saves)
-        op.makes = tuple(made for made in op.makes if made[0] not in casts)
-
-
-_KEPT_NARROW = {
-    "activation_input": lambda op: op.name.endswith(".act"),
-    "attention_output": lambda op: op.name == "attention.out",
-}
-"""kind of tensor -> the operation that reads it and narrows it"""
-
-
-def _keep_narrow(kernels: PlanKernels, tape: Tape) -> None:
-    """Replaces tensors that wait for the backward pass by narrower copies, where the stack keeps such copies."""
-    wide = kernels.act_bytes
-    for kind, narrow in kernels.stack.fp8_kept.items():
-        for op in filter(_KEPT_NARROW[kind], list(tape.ops)):
-            source = op.reads[0]
-            size = dict(made for each in tape.ops for made in each.makes)[source]
-            kept = int(size * narrow / wide)
-            op.forward = [*op.forward, *kernels.traffic(source + ".narrow", size, kept)]
-            op.backward = [*kernels.traffic(source + ".wide", kept, size), *op.backward]
-            for each in tape.ops:
-                each.saves = tuple(
-                    source + ".narrow" if name in (source, source + ".fp8") else name for name in each.saves
-                )
-                each.makes = tuple(made for made in each.makes if made[0] != source + ".fp8")
-            op.makes = (*op.makes, (source + ".narrow", kept))
-            tape.narrow[source] = source + ".narrow"
-
-
-class _SaveEverySecondMatmul:
-    """torchtitan's selective policy, which keeps every second matrix product.
-
-    It also keeps the outputs of attention and of reduce-scatters and absolute values, where the stack lists them.
-    """
-
-    def __init__(self, ops: list[TapeOp]) -> None:
-        matmuls = [op.name for op in ops if op.kind == "matmul"]
-        self.kept = set(matmuls[::2])
-
-    def __call__(self, op: TapeOp) -> bool:
-        return op.kind in ("attention", "reduce", "absolutes") or op.name in self.kept
-
-
-def _runs(ops: list[TapeOp], wanted: Callable[[TapeOp], bool], discard_output: bool = False) -> list[Region]:
-    """Returns the maximal runs of consecutive operations that `wanted` chooses, as regions."""
-    regions: list[Region] = []
-    start = None
-    for i, op in enumerate([*ops, None]):
-        inside = op is not None and wanted(op)
-        if inside and start is None:
-            start = i
-        elif not inside and start is not None:
-            regions.append(Region(start, i - 1, keep_nothing, discard_output))
-            start = None
-    return regions
+    routed_experts(section, inside, "routed", FFN, beside_dispatch, beside_combine)
+    after_half(section, "ffn_residual", "second.y", "routed", "y", FFN)

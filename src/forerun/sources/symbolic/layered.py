@@ -14,8 +14,8 @@ from forerun.describe.model.layered import INPUT, Layer, LayeredModel, Traffic
 from forerun.describe.plan.plan import Plan
 from forerun.describe.plan.rules import DTYPE_BYTES
 from forerun.describe.stacks.stack import Stack
+from forerun.sources.symbolic.checkpoints import settle_activations
 from forerun.sources.symbolic.fsdp_units import Staged, Unit, tape_unit
-from forerun.sources.symbolic.layer import settle_activations
 from forerun.sources.symbolic.layered_kernels import LayeredKernels
 from forerun.sources.symbolic.tape import Tape, TapeOp, on_compute
 from forerun.sources.symbolic.weights import Weights

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-ATTENTION, FFN = 2, 4
-"""module numbers of the mixer and of the feed-forward of a layer"""
+ATTENTION_NORM, ATTENTION, FFN_NORM, FFN = 1, 2, 3, 4
+"""module numbers within a layer"""
 
 
 class Product(NamedTuple):

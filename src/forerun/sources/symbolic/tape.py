@@ -124,6 +124,15 @@ class Tape:
     def add(self, op: TapeOp) -> None:
         self.ops.append(op)
 
+    def rename(self, prefix: str, but: Sequence[str]) -> None:
+        """Puts `prefix` before the names of all tensors that operations have made, except `but`, so that another half
+        of the same kind can follow."""
+        made = {name: prefix + name for op in self.ops for name, _ in op.makes if name not in but}
+        for op in self.ops:
+            op.reads = tuple(made.get(name, name) for name in op.reads)
+            op.saves = tuple(made.get(name, name) for name in op.saves)
+            op.makes = tuple((made.get(name, name), size) for name, size in op.makes)
+
     # -- what survives the forward pass ------------------------------------------------------------------
 
     def sizes(self) -> dict[str, int]:

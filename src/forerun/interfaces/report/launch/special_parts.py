@@ -24,6 +24,7 @@ def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:
         (model.norm_gate_rank > 0, "gates on norms"),
         (model.conv_taps > 0, "short convolutions of keys, values and halves"),
         (model.relative_rank > 0, "biases of relative positions"),
+        (any(kind.shortcut for kind in model.kinds), "experts beside the second half of a layer"),
         (model.shared_kv, "keys and values that layers share"),
         (model.equal_kv, "one projection for keys and values"),
         (model.layer_input > 0, "inputs of each layer's own"),
