@@ -119,6 +119,16 @@ started = []
 mp.spawn(lambda index, name: started.append([index, name]), args=("a",), nprocs=4)
 mp.start_processes(lambda index: started.append([index]), nprocs=1)
 result["started"] = [started, [one for one in recorder.notes if "processes" in one]]
+def answer(queue):
+    queue.put([torch.cuda.is_available(), torch.backends.cuda.is_flash_attention_available()])
+result["forked"] = []
+for method in ("spawn", "forkserver"):
+    context = mp.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=answer, args=(queue,))
+    process.start()
+    result["forked"].append(queue.get(timeout=60))
+    process.join()
 copied = nn.DataParallel(nn.Linear(4, 4).cuda(), device_ids=[0])
 result["one GPU"] = list(copied(torch.ones(2, 4)).shape)
 wide = nn.DataParallel(nn.Linear(4, 4).cuda(), device_ids=[0, 1])
@@ -164,6 +174,10 @@ def test_known_values_are_read_as_from_a_device(answers):
 def test_threads_and_loaders_work_in_the_traced_world(answers):
     assert answers["thread"] == ["cuda:0", 2]
     assert answers["loader"] == [0, False, False, 0, [[0, 1, 2, 3], [4, 5]], [3, 0]]
+
+
+def test_processes_of_the_program_see_the_traced_world(answers):
+    assert answers["forked"] == [[True, True]] * 2, "a process that starts afresh would import the script without it"
 
 
 def test_an_operator_whose_compiled_part_is_missing_is_noted(answers):

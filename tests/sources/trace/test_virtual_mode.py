@@ -71,6 +71,9 @@ def answers(tmp_path_factory):
         other = torch.tensor([0.0, 1.0, 2.0, 4.0], device="cuda")
         result["equal"] = [part("compared", lambda: torch.equal(known, known.clone())), torch.equal(known, other),
                            torch.equal(known, known[:2]), torch.equal(unknown, weights)]
+        result["close"] = [part("closeness", lambda: torch.allclose(known, known.clone())),
+                           torch.allclose(known, other), torch.allclose(known, other, atol=2.0),
+                           torch.allclose(unknown, weights)]
 
         @torch.library.custom_op("forerun_tests::doubled", mutates_args=())
         def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -152,6 +155,14 @@ def test_tensors_are_compared_by_their_known_values(answers):
     assert compared == ["eq", BESIDE, 2 * 16 + 4]
     assert reduced == ["all", BESIDE, 4 + 1]
     assert read == ["_local_scalar_dense", SYNC, 0]
+
+
+def test_closeness_is_known_of_known_values_and_true_of_others(answers):
+    assert answers["close"] == [True, False, True, True]
+    names, waits = zip(*[row[:2] for row in answers["closeness"]], strict=True)
+    assert names[0] == "clone"
+    assert names[-2:] == ("all", "_local_scalar_dense"), "as ATen composes it: close elements, all of them, one flag"
+    assert waits == (*[BESIDE] * (len(names) - 1), SYNC)
 
 
 def test_what_is_made_on_the_device_is_a_kernel_and_what_is_made_on_the_host_is_none(answers):

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from virtual_process import run_virtual  # noqa: E402
 
 from forerun.sources.trace.inside.device.xformers_ops import (  # noqa: E402
     LowerTriangularMask,
@@ -85,3 +86,34 @@ def test_unbind_gives_views():
     first += 1
     second += 2
     assert x.tolist() == [[1, 1, 1], [2, 2, 2]]
+
+
+INSTALLED = {
+    "__init__": "",
+    "ops/__init__": "from . import fmha",
+    "ops/fmha/__init__": "from . import flash",
+    "ops/fmha/common": "_built_with_cuda = False",
+    "ops/fmha/flash": "from importlib.util import find_spec\nfrom . import common\nfound = find_spec('flash_attn')",
+}
+"""What of xformers asks for flash_attn."""
+
+
+def test_an_installed_xformers_uses_the_attention_of_torch(tmp_path):
+    for name, text in INSTALLED.items():
+        path = tmp_path / "xformers" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    answers = run_virtual(
+        f"""
+        from forerun.sources.trace.inside.device import flash_attention
+        sys.path.insert(0, {str(tmp_path)!r})
+        flash_attention.install(recorder)
+        from xformers.ops.fmha import common, flash
+        import flash_attn
+        result["xformers"] = [flash.found is None, common._built_with_cuda]
+        result["flash_attn"] = callable(flash_attn.flash_attn_func)
+        """,
+        tmp_path,
+    )
+    assert answers["xformers"] == [True, True]
+    assert answers["flash_attn"], "the program itself finds the stand-in"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing.context
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -75,7 +76,10 @@ def _checkpoints(recorder: Recorder) -> None:
 
 
 def _processes(recorder: Recorder, local_rank: int) -> None:
-    """Makes this process one of the ranks that a script starts on its node itself."""
+    """Makes this process one of the ranks that a script starts on its node itself, and forks its other processes.
+
+    A process that starts afresh would import the script without Forerun's CUDA and its stand-ins, and fail.
+    """
 
     def start(fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
         index = min(local_rank, nprocs - 1)
@@ -84,6 +88,9 @@ def _processes(recorder: Recorder, local_rank: int) -> None:
 
     module: Any = torch.multiprocessing
     rebind({id(module.spawn): start, id(module.start_processes): start})
+    contexts: Any = multiprocessing.context
+    for method in ("spawn", "forkserver"):
+        contexts._concrete_contexts[method] = contexts._concrete_contexts["fork"]
 
 
 def _one_device() -> None:

@@ -23,7 +23,7 @@ from forerun.sources.trace.inside.device.device_kernels import OWN_KERNELS
 from forerun.sources.trace.inside.kernels.rules import describe
 from forerun.sources.trace.inside.kernels.shapes import tried_on_cpu
 from forerun.sources.trace.inside.recorder import Recorder
-from forerun.sources.trace.inside.values import Oracle, set_value
+from forerun.sources.trace.inside.values import Oracle, known_value, set_value
 
 aten = torch.ops.aten
 _LARGEST_REAL = 1 << 22
@@ -31,8 +31,8 @@ _LARGEST_REAL = 1 << 22
 _DEVICE = torch.ops.prim.device.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_AROUND_COLLECTIVES = ("cplib",)
-"""The namespaces of operators that wrap collectives: context parallelism of flex attention."""
+_AROUND_OPERATORS = ("cplib", "xformers_flash")
+"""The namespaces of operators that wrap others: collectives of context parallelism with flex attention, attention."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _COPIES = (aten._to_copy.default, aten.copy_.default)
 Handler = Callable[..., tuple[bool, Any]]
@@ -118,6 +118,8 @@ class VirtualMode(TorchDispatchMode):
         if func is aten.equal.default:
             self._record(func, args, kwargs, None, tensors)
             return self.oracle.equal(*args)
+        if func is aten.allclose.default:
+            return self._all_close(*args, **kwargs)
         given = args
         if func is aten.index.Tensor or func is aten.index_put_.default or func is aten.index_put.default:
             # A mask on the host becomes indices there, one on the device within the operator.
@@ -130,6 +132,13 @@ class VirtualMode(TorchDispatchMode):
         self._record(func, given, kwargs, out, tensors)
         self.oracle.follow(func, tensors, args, kwargs, out)
         return out
+
+    def _all_close(self, *args: Any, **kwargs: Any) -> bool:
+        """Runs `torch.allclose` as torch composes it, and returns True where its value is unknown, as `torch.equal`."""
+        with self:
+            close = aten.isclose.default(*args, **kwargs).all()
+            read = bool(close.item())
+        return read or known_value(close) is None
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, torch._ops.HigherOrderOperator):
@@ -256,13 +265,13 @@ def _is_composite(func: Any) -> bool:
 
 @cache
 def _body(func: Any) -> Callable[..., Any] | None:
-    """Returns the Python function behind an operator where it has to run instead of its fake version: torch has
-    operators around collectives, which a fake version would hide, and programs define operators without a fake
-    version."""
+    """Returns the Python function behind an operator where it has to run instead of its fake version: torch and
+    xformers have operators around collectives and attention, which a fake version would hide, and programs define
+    operators without a fake version."""
     if not isinstance(func, torch._ops.OpOverload):
         return None
     definition: Any = OPDEFS.get(func._schema.name)
-    if definition is None or (func.namespace not in _AROUND_COLLECTIVES and definition._abstract_fn is not None):
+    if definition is None or (func.namespace not in _AROUND_OPERATORS and definition._abstract_fn is not None):
         return None
     return definition._backend_fns.get("cuda", definition._init_fn)
 

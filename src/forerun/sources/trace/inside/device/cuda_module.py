@@ -178,7 +178,7 @@ def _settings() -> dict[str, Any]:
         "sync_debug_mode": 0,
         "conv_benchmark_empty_cache": False,
     }
-    names: dict[str, Any] = {"_cuda_clearCublasWorkspaces": _nothing}
+    names: dict[str, Any] = {"_cuda_clearCublasWorkspaces": _nothing, "_is_flash_attention_available": lambda: True}
     for name in kept:
         names[f"_cuda_get_{name}"] = lambda key=name: kept[key]
         names[f"_cuda_set_{name}"] = lambda value, key=name: kept.__setitem__(key, value)

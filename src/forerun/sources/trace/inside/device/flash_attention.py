@@ -228,7 +228,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._name, self._version, self._contents, self._recorder = name, version, contents, recorder
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._contents:
+        if fullname not in self._contents or xformers_ops.is_being_imported():
             return None
         is_package = any(name.startswith(fullname + ".") for name in self._contents)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)

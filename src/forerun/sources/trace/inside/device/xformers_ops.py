@@ -1,11 +1,12 @@
-"""Stands for `xformers.ops`, which installs only beside CUDA: memory-efficient attention on torch's own kernels.
+"""Stands for `xformers.ops` where it is not installed: memory-efficient attention on torch's own kernels.
 
 xformers runs FlashAttention where the dtype and the mask allow it, else a kernel that torch has too. A function that is
-missing here is an ImportError or AttributeError by its name.
+missing here is an ImportError or AttributeError by its name. An installed xformers runs itself, on torch's kernels.
 """
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _HALF = (torch.float16, torch.bfloat16)
+
+
+def is_being_imported() -> bool:
+    """Says whether an installed xformers asks for flash_attn while it is imported, and lets it use torch's attention.
+
+    It would call compiled functions of flash_attn, which the stand-in does not have. Without flash_attn it calls those
+    of torch, if it takes itself for built with CUDA, which it does not where its compiled library fits another torch.
+    """
+    flash: Any = sys.modules.get("xformers.ops.fmha.flash")
+    if flash is None or not flash.__spec__._initializing:
+        return False
+    sys.modules["xformers.ops.fmha.common"].__dict__["_built_with_cuda"] = True
+    return True
 
 
 class AttentionBias:
