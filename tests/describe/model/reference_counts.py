@@ -83,6 +83,8 @@ def _idle_share(config: Any) -> Fraction:
 
 def _zero_experts(config: Any) -> int:
     """Returns the number of experts that return the token."""
+    if getattr(config, "model_type", "") == "zaya":
+        return 1
     return getattr(config, "zero_expert_num", None) or 0
 
 
@@ -94,7 +96,11 @@ def _unread(name: str, parameter: Any, config: Any) -> int:
         return int(parameter.numel())
     zero = _zero_experts(config)
     stacked = zero and name.endswith("experts.gate_up_proj")
-    return zero * parameter[0].numel() if stacked and len(parameter) == config.n_routed_experts + zero else 0
+    return (
+        zero * parameter[0].numel()
+        if stacked and len(parameter) == getattr(config, "n_routed_experts", 0) + zero
+        else 0
+    )
 
 
 def main(generation: str, only: list[str]) -> None:

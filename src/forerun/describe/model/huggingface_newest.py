@@ -11,6 +11,7 @@ from dataclasses import replace
 from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface_decoders import attention_bias, decoder
+from forerun.describe.model.huggingface_experts import experts
 from forerun.describe.model.huggingface_mixtures import indexed, latent_experts
 from forerun.describe.model.layer_lists import FULL, SLIDING, each_layer, layer_words
 from forerun.describe.model.scan import ScanSpec
@@ -89,3 +90,35 @@ def lfm3(config: Fields) -> Values:
     parts |= {"norm_place": "both" if config.flag("use_sandwich_norm", True) else "before"}
     values = decoder(config, tied=True, defaults={"head_dim": 128}) | attention_bias(config)
     return values | parts | each_layer([kinds[word] for word in words])
+
+
+@family("zaya", "ZayaForCausalLM")
+def zaya(config: Fields) -> Values:
+    """Reads ZAYA: convolutions of queries and keys, half of each value from the token before, a router of three layers
+    that may skip all experts, and scales on the stream. Those of the embedding count to the first layer, and those of
+    the router's state to the others."""
+    layers, hidden = config.integer("num_hidden_layers", 40), config.integer("hidden_size")
+    words = layer_words(config, "layer_types", ("hybrid", "hybrid_sliding"), ["hybrid"] * layers)
+    window = config.integer("sliding_window") if config.stated("sliding_window") else None
+    router = config.integer("router_hidden_size", 256)
+    moe = experts(config, config.first_of("num_experts", "num_local_experts"), config.integer("moe_intermediate_size"))
+    sizes = {"n_layers": 40, "n_heads": 8, "n_kv_heads": 2, "head_dim": 128, "ffn_hidden": 0}
+    values = decoder(config, tied=True, defaults=sizes) | attention_bias(config)
+    scales = int(str(values["n_kv_heads"]))
+    changes: list[Values] = [
+        {
+            "sliding_window": window if word == "hybrid_sliding" else None,
+            "other_parameters": scales + (router if number else 2 * hidden),
+        }
+        for number, word in enumerate(words)
+    ]
+    parts: Values = {
+        "head_bias": config.flag("lm_head_bias"),
+        "qk_norm": True,
+        "qk_norm_over": "plain",
+        "qk_conv_taps": config.integer("cca_time0", 2),
+        "head_conv_taps": config.integer("cca_time1", 2),
+        "residual_scales": True,
+        "moe": replace(moe, zero_experts=1, router_width=router),
+    }
+    return values | parts | each_layer(changes)

@@ -14,6 +14,7 @@ from forerun.describe.model.parameters import (
     indexer_products,
     layer_counts,
     projected_width,
+    router_products,
 )
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
@@ -76,6 +77,9 @@ def _in_layer(spec: ModelSpec) -> list[Matrix]:
         found += [(rank, spec.hidden), (spec.hidden, rank)] * gated_norms(spec)
     if spec.conv_taps:
         found += [(width, spec.conv_taps) for width in conv_widths(spec)]
+    if spec.n_heads and spec.qk_conv_taps:
+        channels = (spec.n_heads + spec.n_kv_heads) * spec.head_dim
+        found += [(channels, spec.qk_conv_taps), (channels, spec.head_dim * spec.head_conv_taps)]
     if spec.n_heads and spec.relative_rank:
         found.append((spec.relative_rank, spec.relative_extent))
     if spec.layer_input:
@@ -94,7 +98,9 @@ def _in_layer(spec: ModelSpec) -> list[Matrix]:
     if spec.moe is None:
         return found + (_feed_forward(spec, spec.ffn_hidden) if spec.ffn_hidden else [])
     moe = spec.moe
-    found += [(moe.scores, spec.hidden)] + moe.n_experts * _feed_forward(spec, moe.expert_ffn)
+    found += [(rows, columns) for columns, rows in router_products(spec, moe)] + moe.n_experts * _feed_forward(
+        spec, moe.expert_ffn
+    )
     found += _feed_forward(spec, moe.shared_ffn) if moe.shared_ffn else []
     return found + ([(1, spec.hidden)] if moe.shared_gate else [])
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
-from forerun.describe.model.spec import IndexerSpec, MLASpec, ModelSpec
+from forerun.describe.model.spec import IndexerSpec, MLASpec, ModelSpec, MoESpec
 
 _TABLES = ("embedding", "position_embedding", "token_type_embedding", "layer_input_table")
 
@@ -14,8 +14,8 @@ _TABLES = ("embedding", "position_embedding", "token_type_embedding", "layer_inp
 def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
     """Returns the parameters of layer number `layer` (from 0) by part, for the parts that the layer has.
 
-    Parts: attention, scan, norm (every norm of the layer, those inside attention included), norm_gate, conv, mlp,
-    router, experts (all of them), shared_experts (with their gate), layer_input, other.
+    Parts: attention, scan, norm (every norm of the layer, those inside attention included), norm_gate, conv, residual,
+    mlp, router, experts (all of them), shared_experts (with their gate), layer_input, other.
     """
     return kind_parameters(spec.layer(layer))
 
@@ -36,13 +36,15 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
         "mlp": 0 if layer.moe else _feed_forward(layer, layer.ffn_hidden),
         "layer_input": 2 * layer.hidden * layer.layer_input,
         "streams": layer.streams.layer_parameters(layer.hidden, halves(layer)) if layer.streams else 0,
-        "conv": layer.conv_taps * sum(conv_widths(layer)),
+        "conv": layer.conv_taps * sum(conv_widths(layer)) + _head_convolutions(layer),
+        "residual": 4 * layer.hidden * halves(layer) * layer.residual_scales,
         "laurel": 2 * layer.hidden * layer.laurel_rank,
         "other": layer.other_parameters,
     }
     if layer.moe:
         moe = layer.moe
-        parts["router"] = moe.scores * layer.hidden + moe.choices * moe.router_bias
+        parts["router"] = sum(n * m for n, m in router_products(layer, moe)) + moe.choices * moe.router_bias
+        parts["router"] += 4 * moe.router_width  # three biases and a norm
         parts["experts"] = moe.n_experts * _feed_forward(layer, moe.expert_ffn)
         if moe.shared_ffn:
             parts["shared_experts"] = _feed_forward(layer, moe.shared_ffn) + moe.shared_gate * layer.hidden
@@ -169,6 +171,23 @@ def conv_widths(spec: ModelSpec) -> list[int]:
     heads = spec.n_kv_heads if spec.n_heads else 0
     keys_values = [heads * width for width in (spec.head_dim, spec.value_dim)[: own_kv(spec)]]
     return [*keys_values, *[spec.hidden] * halves(spec)]
+
+
+def _head_convolutions(spec: ModelSpec) -> int:
+    """Returns the elements of the convolutions of queries and keys: taps of each channel, and of all pairs of channels
+    of a head, and a bias for each channel of both."""
+    if not spec.n_heads or not spec.qk_conv_taps:
+        return 0
+    channels = (spec.n_heads + spec.n_kv_heads) * spec.head_dim
+    return channels * (spec.qk_conv_taps + spec.head_dim * spec.head_conv_taps + 2)
+
+
+def router_products(spec: ModelSpec, moe: MoESpec) -> list[tuple[int, int]]:
+    """Returns (columns that are read, rows that are made) of each matrix of a router."""
+    width = moe.router_width
+    if not width:
+        return [(spec.hidden, moe.scores)]
+    return [(spec.hidden, width), (width, width), (width, width), (width, moe.scores)]
 
 
 def own_kv(spec: ModelSpec) -> int:

@@ -49,6 +49,8 @@ class MoESpec:
     """each expert pads or drops its tokens to this multiple of the mean; None: it takes all of them"""
     zero_experts: int = 0
     """experts without weights among which the router also chooses: they return the token (LongCat-Flash)"""
+    router_width: int = 0
+    """width of a router of three layers, each with a bias, before the scores (ZAYA); 0: scores come from the token"""
     scored_shared: int = 0
     """shared experts that the router scores too, without choosing among them (Inkling)"""
 
@@ -57,8 +59,12 @@ class MoESpec:
             raise ForerunError(f"moe: n_experts and expert_ffn must be at least 1, the others at least 0: {self}")
         if not 0 < self.top_k <= self.n_experts:
             raise ForerunError(f"moe: top_k {self.top_k} must be at most n_experts {self.n_experts}")
-        if min(self.zero_experts, self.scored_shared) < 0 or (self.zero_experts and self.n_groups > 1):
-            words = "zero_experts and scored_shared must be at least 0, zero_experts 0 with groups of experts"
+        if min(self.zero_experts, self.scored_shared, self.router_width) < 0 or (
+            self.zero_experts and self.n_groups > 1
+        ):
+            words = (
+                "zero_experts, scored_shared and router_width must be at least 0, zero_experts 0 with groups of experts"
+            )
             raise ForerunError(f"moe: {words}: {self}")
         if self.n_groups < 1 or self.n_experts % self.n_groups or not 1 <= self.top_groups <= self.n_groups:
             raise ForerunError(
@@ -134,6 +140,8 @@ _WIDTHS = (
     "laurel_rank",
     "norm_gate_rank",
     "conv_taps",
+    "qk_conv_taps",
+    "head_conv_taps",
     "relative_rank",
     "relative_extent",
 )
@@ -202,6 +210,12 @@ class ModelSpec:
     """rank of a gate, made of their results, on the norms before the mixer and before experts (A.X K2); 0: none"""
     conv_taps: int = 0
     """taps of a short causal convolution on keys, on values, and on what each half gives (Inkling); 0: there is none"""
+    qk_conv_taps: int = 0
+    """taps of a causal convolution of each channel of queries and keys, with a bias (ZAYA); 0: there is none"""
+    head_conv_taps: int = 0
+    """taps of the convolution behind it that mixes the channels of each head, with a bias"""
+    residual_scales: bool = False
+    """scales and biases on the stream and on what each half adds to it (ZAYA)"""
     relative_rank: int = 0
     """width of what each head mixes the relative positions' biases from (Inkling); 0: there are none"""
     relative_extent: int = 0

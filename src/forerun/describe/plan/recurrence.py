@@ -14,7 +14,7 @@ from forerun.describe.plan.plan import Plan
 
 def unsplit_scan(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
     """Says in which plans tp does not divide the heads of a recurrence, or cp cuts its sequence."""
-    broken: Column = (plan.cp > 1) & any(kind.conv_taps > 0 for kind in model.kinds)
+    broken: Column = (plan.cp > 1) & _convolves(model)
     for spec in _scans(model):
         broken |= (spec.heads % plan.tp != 0) | (plan.cp > 1)
     return broken
@@ -22,12 +22,16 @@ def unsplit_scan(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
 
 def unsplit_scan_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
     """Explains the refusal of one plan."""
-    if plan.cp > 1 and any(kind.conv_taps > 0 for kind in model.kinds):
+    if plan.cp > 1 and _convolves(model):
         return f"cp {plan.cp} would cut the sequence that the short convolutions of {model.name} run along"
     spec = next(spec for spec in _scans(model) if spec.heads % plan.tp or plan.cp > 1)
     if plan.cp > 1:
         return f"cp {plan.cp} would cut the sequence that the {spec.rule} layers of {model.name} run along"
     return f"{spec.heads} heads of the {spec.rule} layers are not divisible by tp {plan.tp}"
+
+
+def _convolves(model: ModelSpec) -> bool:
+    return any(kind.conv_taps or kind.qk_conv_taps for kind in model.kinds)
 
 
 def _scans(model: ModelSpec) -> list[ScanSpec]:

@@ -9,6 +9,7 @@ from forerun.core.network.token_exchange import parts_reached
 from forerun.core.program.kinds import TokenExchange
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.kernels.dispatchers import Dispatcher
+from forerun.describe.model.parameters import router_products
 from forerun.describe.plan.routing import BALANCED, spread
 from forerun.describe.stacks.stack import Style
 from forerun.sources.symbolic.feed_forward import feed_forward
@@ -55,11 +56,10 @@ def routed_experts(
     kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
     assert moe is not None
     tokens = s.tokens_sp  # a rank routes its own tokens
-    section.weights.add_matrix(s.hidden, moe.scores)
     if moe.router_bias:
         section.weights.vectors.append(moe.choices)
     section.fan_out("ffn", x, tokens * s.hidden, 3 if moe.shared_ffn or dispatch else 2, module)
-    section.linear(Product("ffn.router", x, "scores", s.hidden, moe.scores, False, module), tokens, keeps_input=True)
+    _scores(section, x, module)
     section.pointwise(
         "ffn.route",
         "router",
@@ -71,6 +71,27 @@ def routed_experts(
         module,
     )
     _Routed(section, kernels.dispatcher, module, {"ffn.dispatch": dispatch, _COMBINE: combine}).write(x, y)
+
+
+def _scores(section: Section, x: str, module: int) -> None:
+    """Writes the products of the router, with a norm and activations between those of a deep one; every
+    tensor-parallel rank has its weights whole."""
+    kernels, moe, tokens = section.kernels, section.kernels.model.moe, section.kernels.shapes.tokens_sp
+    assert moe is not None
+    *hidden, last = router_products(kernels.model, moe)
+    for number, (n_in, n_out) in enumerate(hidden):
+        name, y = f"ffn.router{number}", f"router{number}"
+        section.weights.add_matrix(n_in, n_out)
+        section.weights.vectors.append(n_out)
+        section.linear(Product(name, x, y, n_in, n_out, True, module), tokens, keeps_input=True)
+        x = f"{y}.act"
+        if number == 0:
+            section.norm(f"{name}.norm", y, x, tokens, module, n_out)
+        else:
+            made = ((x, tokens * n_out * kernels.shapes.act_bytes),)
+            section.pointwise(f"{name}.act", "gelu", tokens * n_out, kernels.stack.moe, (y,), made, (y,), module)
+    section.weights.add_matrix(*last)
+    section.linear(Product("ffn.router", x, "scores", *last, False, module), tokens, keeps_input=True)
 
 
 class _Routed:

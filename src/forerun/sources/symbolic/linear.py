@@ -109,19 +109,20 @@ class Section:
             _, backward = self.kernels.pattern("fan_out", (readers - 1) * elements, "composed")
             self.tape.add(TapeOp(name + ".fan_out", "view", module, [], backward, reads=(x,)))
 
-    def residual(self, name: str, x: str, branch: str, y: str, module: int) -> None:
-        """Writes y = x + branch."""
+    def residual(self, name: str, x: str, branch: str, y: str, module: int, scaled: bool = False) -> None:
+        """Writes y = x + branch, with `scaled` after a scale and a bias of each."""
         kernels = self.kernels
         elements = kernels.shapes.tokens_sp * kernels.shapes.hidden
         drops = drops_hidden(kernels.model, kernels.stack)
-        pattern = "dropout_add" if drops else "residual"
+        pattern = "dropout_add" if drops else "affine_residual" if scaled else "residual"
         moved = elements * kernels.stream_bytes // kernels.shapes.act_bytes
         forward, backward = kernels.pattern(pattern, moved, kernels.stack.residual)
         makes = [(y, elements * kernels.stream_bytes)]
-        saves: tuple[str, ...] = ()
+        saves: tuple[str, ...] = (x, branch) if scaled else ()
+        self.weights.vectors += [kernels.shapes.hidden] * (4 * scaled)
         if drops:
             makes.append((y + ".mask", elements))
-            saves = (y + ".mask",)
+            saves = (*saves, y + ".mask")
         self.tape.add(
             TapeOp(name, "residual", module, forward, backward, reads=(x, branch), saves=saves, makes=tuple(makes))
         )

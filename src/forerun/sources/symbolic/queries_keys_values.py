@@ -31,6 +31,8 @@ def queries_keys_values(section: Section, x: str, module: int) -> None:
         _relative_biases(section, module)
     if model.conv_taps:
         _convolved_keys_values(section, module)
+    if model.qk_conv_taps:
+        _convolved_heads(section, module)
     _rope_and_norms(section, module)
     _repeat_kv(section, module)
     _layout_copies(section, module)
@@ -95,6 +97,23 @@ def _convolved_keys_values(section: Section, module: int) -> None:
     section.pointwise("attention.kv_conv", "residual_conv", elements, style, reads, makes, reads, module)
 
 
+def _convolved_heads(section: Section, module: int) -> None:
+    """Writes the convolutions of queries and keys, by channel and by head, and the sum with what came before them; the
+    second one is a product of each head."""
+    kernels, s, model = section.kernels, section.kernels.shapes, section.kernels.model
+    heads, size = s.heads + s.kv_heads, s.act_bytes
+    elements = s.tokens * heads * s.head_dim
+    section.weights.vectors += [heads * s.head_dim * (model.qk_conv_taps + 2)]
+    section.weights.add_matrix(s.head_dim * model.head_conv_taps, heads * s.head_dim)
+    reads = ("q",) if _fused(section) else ("q", "k")
+    style, made = kernels.stack.activation, (("qk.conv", elements * size),)
+    section.pointwise("attention.qk_conv", "short_conv", elements, style, reads, made, reads, module)
+    sizes = (s.head_dim * model.head_conv_taps, s.head_dim)
+    section.linear(Product("attention.head_conv", "qk.conv", "qk.heads", *sizes, False, module, heads), s.tokens)
+    made = (("qk.mixed", elements * size),)
+    section.pointwise("attention.qk_sum", "residual", elements, "composed", ("qk.heads", *reads), made, (), module)
+
+
 def _latent_projections(section: Section, x: str, module: int) -> None:
     """Writes the projections of multi-head latent attention: low-rank down (replicated over tp), norms, up."""
     s, mla = section.kernels.shapes, section.kernels.model.mla
@@ -145,6 +164,8 @@ def _rope_and_norms(section: Section, module: int) -> None:
     reads: tuple[str, ...] = ("q",) if fused or not own else ("q", "k")
     if kernels.model.conv_taps:
         reads = ("q", "k.conv")
+    if kernels.model.qk_conv_taps:
+        reads = ("qk.mixed",)
     if kernels.model.qk_norm:
         section.weights.vectors += _qk_norm_vectors(section)
         pattern, style = kernels.norm_pattern, _narrow_norm(kernels.stack)

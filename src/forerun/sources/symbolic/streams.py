@@ -109,7 +109,7 @@ def after_half(section: Section, name: str, x: str, branch: str, y: str, module:
     """Writes how the `branch` of a half reaches the residual streams `x`; makes `y`."""
     streams = section.kernels.model.streams
     if streams is None or streams.rule == "altup":
-        section.residual(name, x, branch, y, module)
+        section.residual(name, x, branch, y, module, section.kernels.model.residual_scales)
         return
     pattern = "hyper_write" if streams.rule == "hyper" else "hyper_add"
     _mixed(section, name, (x, branch), (y, stream_bytes(section)), module, pattern)
