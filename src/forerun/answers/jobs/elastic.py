@@ -17,6 +17,8 @@ from forerun.common.errors import UnknownName
 
 Choices: TypeAlias = Sequence[tuple[int, float]]
 """(GPUs, how good it is to have them) of one job, GPUs ascending"""
+Curve: TypeAlias = tuple[Choices, Choices]
+"""choices, and those of them on their concave hull from none to the best one"""
 _SIA_POWER = -0.5
 _SIA_WITHOUT = -1.1
 """what no GPUs are worth to Sia, where the smallest number of GPUs is worth -1"""
@@ -51,9 +53,18 @@ class Asked:
     restart_s: float
     """seconds of a restart on another number of GPUs"""
 
+    @property
+    def is_free(self) -> bool:
+        """Returns whether it loses nothing by getting any number of GPUs that it can run on."""
+        return (
+            not self.restart_s
+            or not (self.gpus or self.restarts)
+            or (len(self.scaling.sizes) == 1 and self.gpus == self.scaling.sizes[0])
+        )
+
     def factor(self, gpus: int) -> float:
         """Returns the share of its time that is left for training if it moves to `gpus` now, and as often as so far."""
-        if gpus == self.gpus or not self.restart_s or not (self.gpus or self.restarts):
+        if gpus == self.gpus or self.is_free:
             return 1.0
         kept_s = self.age_s - self.restarts * self.restart_s
         return min(1.0, max(_LEAST_FACTOR, kept_s / (self.age_s + self.restart_s)))
@@ -62,24 +73,44 @@ class Asked:
 class Elastic(ABC):
     """Shares GPUs out among jobs, to each one of the numbers that it can run on, or none."""
 
+    def __init__(self) -> None:
+        self._known: dict[tuple[Scaling, int], Curve] = {}
+        """of jobs that lose nothing by a move"""
+
     @abstractmethod
-    def choices(self, job: Asked, fair: int) -> Choices:
-        """Returns how good each number of GPUs is for a job; `fair` is an equal part of the cluster."""
+    def usual(self, scaling: Scaling, fair: int) -> int:
+        """Returns the GPUs to which others are compared; `fair` is an equal part of the cluster."""
+
+    @abstractmethod
+    def choices(self, job: Asked, usual: int) -> Choices:
+        """Returns how good each number of GPUs is for a job against the usual one."""
 
     def share(self, jobs: Sequence[Asked], total: int) -> list[int]:
         """Returns the GPUs of each job; those that come first go first where not all can run."""
         fair = max(1, total // max(1, len(jobs)))
-        return best_sizes([self.choices(job, fair) for job in jobs], total)
+        return _best([self._curve(job, self.usual(job.scaling, fair)) for job in jobs], total)
+
+    def _curve(self, job: Asked, usual: int) -> Curve:
+        if not job.is_free:
+            return _with_hull(self.choices(job, usual))
+        key = (job.scaling, usual)
+        if key not in self._known:
+            self._known[key] = _with_hull(self.choices(job, usual))
+        return self._known[key]
 
 
 class Pollux(Elastic):
     """Makes the harmonic mean of all jobs' speedups over an equal part of the cluster the largest (Pollux, OSDI'21)."""
 
-    def choices(self, job: Asked, fair: int) -> Choices:
+    def usual(self, scaling: Scaling, fair: int) -> int:
+        """Returns the most GPUs of an equal part."""
+        return max((size for size in scaling.sizes if size <= fair), default=scaling.sizes[0])
+
+    def choices(self, job: Asked, usual: int) -> Choices:
         """Returns minus the reciprocal of each speedup."""
         own = job.scaling
-        usual = own.speed(max((size for size in own.sizes if size <= fair), default=own.sizes[0]))
-        return [(0, -_MUCH), *((size, -usual / (own.speed(size) * job.factor(size))) for size in own.sizes)]
+        before = own.speed(usual)
+        return [(0, -_MUCH), *((size, -before / (own.speed(size) * job.factor(size))) for size in own.sizes)]
 
 
 class Sia(Elastic):
@@ -88,10 +119,14 @@ class Sia(Elastic):
     Sia (SOSP'23) does so with its fairness of -0.5 and 1.1 for no GPUs, on GPUs of one kind here.
     """
 
-    def choices(self, job: Asked, fair: int) -> Choices:
+    def usual(self, scaling: Scaling, fair: int) -> int:
+        """Returns the fewest GPUs."""
+        return scaling.sizes[0]
+
+    def choices(self, job: Asked, usual: int) -> Choices:
         """Returns minus that power of each goodput."""
         own = job.scaling
-        least = own.speed(own.sizes[0])
+        least = own.speed(usual)
         return [
             (0, _SIA_WITHOUT),
             *((size, -((own.speed(size) * job.factor(size) / least) ** _SIA_POWER)) for size in own.sizes),
@@ -104,7 +139,15 @@ def best_sizes(jobs: Sequence[Choices], total: int) -> list[int]:
     It takes the steps with the most gain for each GPU on the concave hulls of all jobs, in order, as long as they fit;
     no choice is better by more than what one step gains.
     """
-    hulls = [_hull(each) for each in jobs]
+    return _best([_with_hull(each) for each in jobs], total)
+
+
+def _with_hull(choices: Choices) -> Curve:
+    return choices, _hull(choices)
+
+
+def _best(jobs: Sequence[Curve], total: int) -> list[int]:
+    hulls = [hull for _, hull in jobs]
     size = [hull[0][0] for hull in hulls]
     left = total - sum(size)
     steps = [_step(hull, i, 0) for i, hull in enumerate(hulls) if len(hull) > 1]
@@ -113,7 +156,7 @@ def best_sizes(jobs: Sequence[Choices], total: int) -> list[int]:
         _, i, at = heappop(steps)
         more = hulls[i][at + 1][0] - size[i]
         if more > left:
-            better = [one for one in jobs[i] if size[i] < one[0] <= size[i] + left]
+            better = [one for one in jobs[i][0] if size[i] < one[0] <= size[i] + left]
             if better and max(worth for _, worth in better) > hulls[i][at][1]:
                 found = max(better, key=lambda one: one[1])[0]
                 left -= found - size[i]

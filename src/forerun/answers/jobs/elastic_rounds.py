@@ -5,6 +5,7 @@ Where nodes fail or jobs share links, the GPUs of a job lie as near to each othe
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from math import ceil, inf
 
@@ -28,6 +29,7 @@ class _Elastic:
         self.scaling = job.scaling or Scaling((job.gpus,), (1.0,), (job.traffic,))
         self.left_s, self.gpus, self.speed, self.pace = job.duration_s, 0, 0.0, 1.0
         self.seen_s = self.goes_s = self.since_s = 0.0
+        self.end_s = inf
         self.restarts = self.stops = self.failures = 0
         self.ran: list[tuple[float, float, int]] = []
         self.place: Placement = ()
@@ -45,10 +47,10 @@ class _Elastic:
         self.left_s -= self.pace * self.speed * max(0.0, now_s - max(self.seen_s, self.goes_s))
         self.seen_s = now_s
 
-    @property
-    def end_s(self) -> float:
-        """When it ends if its GPUs and its pace don't change."""
-        return max(self.seen_s, self.goes_s) + self.left_s / (self.pace * self.speed) if self.gpus else inf
+    def go_at(self, pace: float) -> None:
+        """Notes the pace at which it goes on, and when it ends if that and its GPUs don't change."""
+        self.pace = pace
+        self.end_s = max(self.seen_s, self.goes_s) + self.left_s / (pace * self.speed) if self.gpus else inf
 
     def move(self, gpus: int, now_s: float, restart_s: float) -> None:
         """Goes on with another number of GPUs, or on others."""
@@ -59,8 +61,9 @@ class _Elastic:
             self.restarts += 1
             self.goes_s = now_s + restart_s
         self.stops += bool(self.gpus) and not gpus
-        self.gpus, self.since_s, self.pace = gpus, now_s, 1.0
+        self.gpus, self.since_s = gpus, now_s
         self.speed = self.scaling.speed(gpus) if gpus else 0.0
+        self.go_at(1.0)
 
     def fail(self, kept_s: float, now_s: float) -> None:
         """Stops because a node failed, with so much of its work left behind it."""
@@ -93,7 +96,9 @@ class _Rounds:
                 raise ForerunError(f"job {each.job.name}: {each.scaling.sizes[0]:,} GPUs are more than {shape.total:,}")
         self.shape, self.terms = shape, terms
         self.placer = Nearest(shape) if terms.failures is not None or terms.network is not None else None
-        self.own: list[_Elastic] = []
+        self.own: dict[int, _Elastic] = {}
+        self.ends: list[tuple[float, int]] = []
+        """(time, number) of jobs, as a heap; those with another `end_s` by now are out of date"""
         self.ended: list[Scheduled] = []
         self.now_s, self.round_s = 0.0, inf
         nodes = shape.switches * shape.nodes
@@ -103,15 +108,15 @@ class _Rounds:
         """Walks through all events."""
         while self.arriving or self.own:
             arrival_s = self.arriving[-1].job.submit_s if self.arriving else inf
-            end_s = min((job.end_s for job in self.own), default=inf)
-            known_s = min(arrival_s, self.round_s, end_s, self.nodes.next_repair_s)
+            known_s = min(arrival_s, self.round_s, self._next_end_s(), self.nodes.next_repair_s)
             if known_s == inf:
-                raise ForerunError(f"the policy never starts {self.own[0].job.name}")
+                raise ForerunError(f"the policy never starts {next(iter(self.own.values())).job.name}")
             self.now_s = min(known_s, self.nodes.next_failure_s)
             changed = self._end_jobs()
             changed = self._repair_and_fail() or changed
             while self.arriving and self.arriving[-1].job.submit_s <= self.now_s:
-                self.own.append(self.arriving.pop())
+                job = self.arriving.pop()
+                self.own[job.number] = job
                 changed = True
             if changed:
                 self.round_s = min(self.round_s, ROUND_S * ceil(self.now_s / ROUND_S))
@@ -121,10 +126,25 @@ class _Rounds:
             self._set_paces()
         return self.ended
 
+    def _next_end_s(self) -> float:
+        while self.ends and not self._is_known(*self.ends[0]):
+            heapq.heappop(self.ends)
+        return self.ends[0][0] if self.ends else inf
+
+    def _is_known(self, end_s: float, number: int) -> bool:
+        return number in self.own and self.own[number].end_s == end_s
+
+    def _expect(self, job: _Elastic) -> None:
+        """Takes note of when a job ends."""
+        if job.gpus:
+            heapq.heappush(self.ends, (job.end_s, job.number))
+
     def _end_jobs(self) -> bool:
-        done = [job for job in self.own if job.end_s <= self.now_s]
-        for job in done:
-            self.own.remove(job)
+        done = set()
+        while self._next_end_s() <= self.now_s:
+            done.add(heapq.heappop(self.ends)[1])
+        for number in sorted(done):
+            job = self.own.pop(number)
             self._release(job)
             self.ended.append(_scheduled(job, self.now_s))
         return bool(done)
@@ -140,7 +160,7 @@ class _Rounds:
         changed = bool(repaired)
         while (failed := self.nodes.fail(self.now_s)) is not None:
             node = failed[1]
-            for job in [each for each in self.own if any(node == on for on, _ in each.place)]:
+            for job in [each for each in self.own.values() if any(node == on for on, _ in each.place)]:
                 job.progress(self.now_s)
                 self._release(job)
                 job.fail(failures.kept_s(job.job.duration_s - job.left_s), self.now_s)
@@ -152,10 +172,11 @@ class _Rounds:
         """Shares the GPUs out that are there."""
         restart_s, there = self.terms.resume_s, self.shape.total - len(self.nodes.away) * self.shape.gpus
         asked = [
-            Asked(job.scaling, job.gpus, self.now_s - job.job.submit_s, job.restarts, restart_s) for job in self.own
+            Asked(job.scaling, job.gpus, self.now_s - job.job.submit_s, job.restarts, restart_s)
+            for job in self.own.values()
         ]
         given = self.rule.share(asked, there)
-        moved = [(job, gpus) for job, gpus in zip(self.own, given, strict=True) if gpus != job.gpus]
+        moved = [(job, gpus) for job, gpus in zip(self.own.values(), given, strict=True) if gpus != job.gpus]
         for job, _ in moved:
             self._release(job)
         for job, gpus in sorted(moved, key=lambda each: -each[1]):
@@ -163,6 +184,7 @@ class _Rounds:
             if self.placer is not None and gpus:
                 job.place = self.placer.place(gpus) or ()
                 job.on_rails = self.placer.on_rails(job.place)
+            self._expect(job)
 
     def _release(self, job: _Elastic) -> None:
         if self.placer is not None and job.place:
@@ -173,12 +195,14 @@ class _Rounds:
         """Lets each job go on as fast as the others on its links leave it."""
         if self.terms.network is None:
             return
-        paces = self.terms.network.paces(self.own, self.shape)
-        for job in self.own:
+        jobs = list(self.own.values())
+        paces = self.terms.network.paces(jobs, self.shape)
+        for job in jobs:
             pace = paces.get(job.number, 1.0)
             if pace != job.pace:
                 job.progress(self.now_s)
-                job.pace = pace
+                job.go_at(pace)
+                self._expect(job)
 
 
 def _scheduled(job: _Elastic, now_s: float) -> Scheduled:
