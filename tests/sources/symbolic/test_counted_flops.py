@@ -4,7 +4,7 @@ The figures are FlopCounterMode's on transformers 5.24 with torch 2.13, experts 
 weights, forward and backward, without those of indexers. Indexers learn from a loss of their own, which transformers
 leaves out. Routed experts of LongCat and ZAYA are left out, as the router's choice among experts without weights is
 random. ZAYA's convolutions within heads count as products, which torch calls convolutions, and a token of zeros, which
-stands before its sequences, does not.
+stands before its sequences, does not. Of Zamba's batched products those of its recurrence are left out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from forerun.core.program.types import OpKind, Phase
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface import spec_from_config
+from forerun.describe.model.parameters import kind_parameters
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.plan import Plan
@@ -72,6 +73,17 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
         | {"router_hidden_size": 64},
         358187008 - 100663296 + 12582912 - 32768,
         716341248 - 2 * 100663296 + 2 * 12582912 - 32768,
+    ),
+    "zamba": (
+        BASE | HEADS4 | {"hidden_size": 128, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2},
+        719847424 + 25165824,
+        1439694848 + 2 * 25165824,
+    ),
+    "zamba2": (
+        BASE | HEADS4 | {"hidden_size": 128, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2}
+        | {"n_mamba_heads": 4, "mamba_d_state": 16, "adapter_rank": 16, "use_shared_attention_adapter": True},
+        773324800,
+        1546649600,
     ),
     "modernbert-decoder": (BASE | HEADS8 | {"num_hidden_layers": 3}, 1171259392, 2342518784),
 }  # fmt: skip
@@ -129,6 +141,20 @@ def test_files_of_inkling_on_the_hub_have_older_names() -> None:
     assert read == spec_of("inkling_text")
     whole = {"model_type": "inkling_mm_model", "audio_config": {}, "text_config": CASES["inkling_text"][0] | older}
     assert spec_from_config(Fields(whole, "config.json"), "inkling_text") == read
+
+
+def test_layers_that_share_a_block_hold_its_weights_once() -> None:
+    spec = spec_of("zamba2")
+    one, again = (kind_parameters(spec.layer(number)) for number in (1, 3))
+    block = spec.layer(1).shared_block
+    assert block is not None
+    shared = 256 * 3 * 256 + 256 * 128 + 3 * 128 * 512 + 256 + 128
+    assert one["shared_block"] - again["shared_block"] == shared
+    assert again["shared_block"] == 128 * 128 + 3 * (256 + 256) * 16 + (128 + 2 * 512) * 16
+    with pytest.raises(ForerunError, match="n_heads a multiple of n_kv_heads"):
+        replace(block, n_kv_heads=3)
+    with pytest.raises(ImpossiblePlan, match="pp 2 would part the layers of zamba2 that share the weights of a block"):
+        check_plan(spec, Plan(seq_len=SEQ, pp=2, n_microbatches=2), load_cluster("h100-sxm"))
 
 
 def test_specs_with_parts_that_do_not_fit_are_refused() -> None:

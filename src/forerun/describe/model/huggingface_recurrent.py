@@ -17,7 +17,7 @@ from forerun.describe.model.scan import ScanSpec
 _NO_ATTENTION: Values = {"n_heads": 0, "n_kv_heads": 0}
 
 
-def _mamba1(config: Fields, prefix: str = "", inner_norms: bool = False) -> ScanSpec:
+def mamba1(config: Fields, prefix: str = "", inner_norms: bool = False) -> ScanSpec:
     """Reads a Mamba mixer; `prefix` is that of its keys, and with `inner_norms` time step, B and C are normed."""
     hidden = config.integer("hidden_size")
     state, taps, rank_key = (
@@ -44,7 +44,7 @@ def _mamba1(config: Fields, prefix: str = "", inner_norms: bool = False) -> Scan
     )
 
 
-def _mamba2(heads: int, head_dim: int, groups: int, state: int, taps: int, conv_bias: bool, norm: bool) -> ScanSpec:
+def mamba2_spec(heads: int, head_dim: int, groups: int, state: int, taps: int, conv_bias: bool, norm: bool) -> ScanSpec:
     """Returns a Mamba-2 mixer (arXiv 2405.21060)."""
     width, channels = heads * head_dim, heads * head_dim + 2 * groups * state
     return ScanSpec(
@@ -67,7 +67,7 @@ def _mamba2_of(config: Fields, norm: bool = True) -> ScanSpec:
     width = config.integer("mamba_d_ssm", config.integer("mamba_expand", 2) * config.integer("hidden_size"))
     head_dim = width // heads if config.is_text("mamba_d_head") else config.integer("mamba_d_head", width // heads)
     sizes = (heads, head_dim, config.integer("mamba_n_groups", 1), config.integer("mamba_d_state", 256))
-    return _mamba2(*sizes, config.integer("mamba_d_conv", 4), config.flag("mamba_conv_bias", True), norm)
+    return mamba2_spec(*sizes, config.integer("mamba_d_conv", 4), config.flag("mamba_conv_bias", True), norm)
 
 
 def _only_recurrent(config: Fields, scan: ScanSpec, tied: bool) -> Values:
@@ -88,7 +88,7 @@ def _only_recurrent(config: Fields, scan: ScanSpec, tied: bool) -> Values:
 @family("falcon_mamba", "FalconMambaForCausalLM")
 def mamba(config: Fields) -> Values:
     """Reads Mamba and Falcon Mamba, which also norms time step, B and C without weights."""
-    return _only_recurrent(config, _mamba1(config), tied=True)
+    return _only_recurrent(config, mamba1(config), tied=True)
 
 
 @family("mamba2", "Mamba2ForCausalLM")
@@ -98,7 +98,7 @@ def mamba2(config: Fields) -> Values:
     heads, head_dim = config.integer("num_heads"), config.integer("head_dim", 64)
     sizes = (heads, head_dim, config.integer("n_groups", 8), config.integer("state_size", 128))
     bias = config.flag("use_conv_bias", True)
-    scan = _mamba2(*sizes, config.integer("conv_kernel", 4), bias, config.flag("rms_norm", True))
+    scan = mamba2_spec(*sizes, config.integer("conv_kernel", 4), bias, config.flag("rms_norm", True))
     return _only_recurrent(config, scan, tied=False)
 
 
@@ -151,7 +151,7 @@ def jamba(config: Fields) -> Values:
     period, offset = config.integer("attn_layer_period", 8), config.integer("attn_layer_offset", 4, least=0)
     words = ["attention" if layer % period == offset else "mamba" for layer in range(layers)]
     values = decoder(config) | {"position": "none"}
-    values |= _hybrid(layer_words(config, "layers_block_type", _WORDS, words), _mamba1(config, "mamba", True))
+    values |= _hybrid(layer_words(config, "layers_block_type", _WORDS, words), mamba1(config, "mamba", True))
     period, offset = config.integer("expert_layer_period", 2), config.integer("expert_layer_offset", 1, least=0)
     moe = experts(config, config.first_of("num_experts", "num_local_experts"), config.integer("intermediate_size"))
     return values | mixed(values, moe, [layer % period == offset for layer in range(layers)])
@@ -166,7 +166,7 @@ def nemotron_h(config: Fields) -> Values:
     config.expect("moe_latent_size", None)
     sizes = (config.integer("mamba_num_heads"), config.integer("mamba_head_dim"), config.integer("n_groups", 8))
     state, taps = config.integer("ssm_state_size", 128), config.integer("conv_kernel", 4)
-    scan = _mamba2(*sizes, state, taps, config.flag("use_conv_bias", True), norm=True)
+    scan = mamba2_spec(*sizes, state, taps, config.flag("use_conv_bias", True), norm=True)
     alone: Values = {"ffn_hidden": 0, "moe": None}
     kinds: dict[str, dict[str, object]] = {
         "M": _NO_ATTENTION | {"scan": scan} | alone,

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from forerun.describe.model.layered import Layer, LayeredModel
 from forerun.describe.model.parameters import (
+    adapter_products,
+    block_of,
     conv_widths,
     dense_half,
     gated_norms,
@@ -72,6 +74,9 @@ def _in_layer(spec: ModelSpec) -> list[Matrix]:
         return [*once, *once, *experts.elements()]
     found = _attention(spec) if spec.n_heads else []
     found += [(spec.n_heads, spec.hidden)] * spec.head_gate if spec.n_heads else []
+    if spec.shared_block:
+        found += [] if spec.shared_block.again else _in_layer(block_of(spec))
+        found += [(k, n) for adapter in adapter_products(spec) for n, k in adapter] + [(spec.hidden, spec.hidden)]
     if spec.norm_gate_rank:
         rank = spec.norm_gate_rank
         found += [(rank, spec.hidden), (spec.hidden, rank)] * gated_norms(spec)
@@ -113,7 +118,7 @@ def _attention(spec: ModelSpec) -> list[Matrix]:
         products = spec.compressed.products(hidden, spec.n_heads, spec.head_dim)
         place = [(spec.compressed.rate, spec.compressed.series * spec.head_dim)] * (spec.compressed.rate > 0)
         return [*((m, n) for n, m in products), *place, *_indexer(spec)]
-    return [(projected_width(spec), hidden), (hidden, spec.n_heads * spec.value_dim)]
+    return [(projected_width(spec), spec.attention_input or hidden), (hidden, spec.n_heads * spec.value_dim)]
 
 
 def _latent_attention(spec: ModelSpec, mla: MLASpec) -> list[Matrix]:

@@ -14,8 +14,9 @@ _TABLES = ("embedding", "position_embedding", "token_type_embedding", "layer_inp
 def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
     """Returns the parameters of layer number `layer` (from 0) by part, for the parts that the layer has.
 
-    Parts: attention, scan, norm (every norm of the layer, those inside attention included), norm_gate, conv, residual,
-    mlp, router, experts (all of them), shared_experts (with their gate), layer_input, other.
+    Parts: attention, scan, norm (every norm of the layer, those inside attention included), norm_gate,
+    shared_block, conv, residual, mlp, router, experts (all of them), shared_experts (with their gate), layer_input,
+    other.
     """
     return kind_parameters(spec.layer(layer))
 
@@ -32,6 +33,7 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
         "attention": _attention(layer),
         "scan": layer.scan.parameters(layer.hidden) if layer.scan else 0,
         "norm": _layer_norms(layer),
+        "shared_block": _shared_block(layer),
         "norm_gate": 2 * layer.hidden * layer.norm_gate_rank * gated_norms(layer),
         "mlp": 0 if layer.moe else _feed_forward(layer, layer.ffn_hidden),
         "layer_input": 2 * layer.hidden * layer.layer_input,
@@ -101,10 +103,12 @@ def active_parameter_count(spec: ModelSpec) -> int:
 
 @lru_cache(maxsize=256)
 def compute_parameter_count(spec: ModelSpec) -> int:
-    """Returns the number of active parameters that multiply: no look-up tables, but the head's matrix, tied or not."""
+    """Returns the number of active parameters that multiply: no look-up tables, but the head's matrix, tied or not, and
+    blocks that layers share as often as they run."""
     outer = outer_parameters(spec)
     tables = sum(outer.get(part, 0) for part in _TABLES)
-    return active_parameter_count(spec) - tables + spec.tied_embeddings * spec.vocab * spec.hidden
+    reused = sum(n * block_parameters(layer) for layer, n in layer_counts(spec) if _reuses(layer))
+    return active_parameter_count(spec) - tables + spec.tied_embeddings * spec.vocab * spec.hidden + reused
 
 
 @lru_cache(maxsize=256)
@@ -152,7 +156,7 @@ def _attention(spec: ModelSpec) -> int:
     scales = 4 * spec.head_dim * spec.differential + spec.relative_rank * spec.relative_extent
     return (
         scales
-        + _linear(spec.hidden, projected_width(spec), spec.qkv_bias)
+        + _linear(spec.attention_input or spec.hidden, projected_width(spec), spec.qkv_bias)
         + _linear(read, spec.hidden, spec.out_bias)
         + sinks
     )
@@ -260,6 +264,54 @@ def gated_norms(spec: ModelSpec) -> int:
     return spec.has_mixer + (spec.moe is not None)
 
 
+def block_of(layer: ModelSpec) -> ModelSpec:
+    """Returns a layer's shared block as a model of one layer, whose attention reads the stream and the embedding."""
+    block = layer.shared_block
+    assert block is not None
+    return replace(
+        layer,
+        scan=None,
+        shared_block=None,
+        n_heads=block.n_heads,
+        n_kv_heads=block.n_kv_heads,
+        head_dim=block.head_dim,
+        ffn_hidden=block.ffn_hidden,
+        attention_input=2 * layer.hidden,
+        mlp="geglu",
+        position="rope" if block.rotates else "none",
+    )
+
+
+def adapter_products(layer: ModelSpec) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Returns (columns that are read, rows that are made) of both matrices of each adapter beside a shared block."""
+    block, hidden = layer.shared_block, layer.hidden
+    assert block is not None
+    rank, inside = block.attention_adapter, 2 * hidden
+    widths = [n * block.head_dim for n in (block.n_heads, block.n_kv_heads, block.n_kv_heads)] if rank else []
+    found = [((inside, rank), (rank, width)) for width in widths]
+    ffn = block.ffn_adapter
+    return found + ([((hidden, ffn), (ffn, 2 * block.ffn_hidden))] if ffn else [])
+
+
+def block_parameters(layer: ModelSpec) -> int:
+    """Returns the parameters that layers share of a shared block: its matrices and its two norms."""
+    block = block_of(layer)
+    norms = _norm(layer, 2 * layer.hidden) + _norm(layer, layer.hidden)
+    return _attention(block) + _feed_forward(block, block.ffn_hidden) + norms
+
+
+def _reuses(layer: ModelSpec) -> bool:
+    return layer.shared_block is not None and layer.shared_block.again
+
+
+def _shared_block(layer: ModelSpec) -> int:
+    """Returns the parameters of a layer's own of its shared block, with the block's where it is the first one."""
+    if layer.shared_block is None:
+        return 0
+    own = layer.hidden**2 + sum(n * r + r * k for (n, r), (_, k) in adapter_products(layer))
+    return own if layer.shared_block.again else own + block_parameters(layer)
+
+
 def _layer_norms(spec: ModelSpec) -> int:
     places = 1 if spec.parallel and spec.shared_norm else halves(spec)
     each = 2 if spec.norm_place == "both" else 1
@@ -290,6 +342,8 @@ def _feed_forward(spec: ModelSpec, width: int) -> int:
 
 
 def _mean_attention_width(spec: ModelSpec) -> float:
+    if spec.shared_block:
+        return spec.shared_block.n_heads * spec.shared_block.head_dim
     keys = spec.mla.qk_nope_dim + spec.mla.qk_rope_dim if spec.mla else spec.head_dim
     return spec.n_heads * (keys + spec.value_dim) / 2 * (1 + spec.differential) * (1 + spec.shortcut)
 
@@ -298,7 +352,7 @@ def _keys(spec: ModelSpec, seq_len: int) -> float:
     """Returns the keys that count for each query of a layer: all of the sequence, or those that it reads of compressed
     ones."""
     if not spec.n_heads:
-        return 0.0
+        return seq_len if spec.shared_block else 0.0
     if spec.compressed is None:
         return seq_len
     most = spec.indexer.top_k if spec.indexer else None

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from forerun.common.errors import ForerunError
 from forerun.describe.model.compressed import CompressedSpec
 from forerun.describe.model.scan import ScanSpec
+from forerun.describe.model.shared_block import SharedBlockSpec
 from forerun.describe.model.streams import StreamsSpec
 
 MOST_LAYERS = 1024
@@ -139,6 +140,7 @@ _WIDTHS = (
     "layer_input_vocab",
     "laurel_rank",
     "norm_gate_rank",
+    "attention_input",
     "conv_taps",
     "qk_conv_taps",
     "head_conv_taps",
@@ -247,6 +249,10 @@ class ModelSpec:
     indexer: IndexerSpec | None = None
     compressed: CompressedSpec | None = None
     """attention to a window and to entries that stand for several tokens (DeepSeek-V4)"""
+    shared_block: SharedBlockSpec | None = None
+    """attention and feed-forward before the mixer, whose weights layers share (Zamba)"""
+    attention_input: int = 0
+    """width that queries, keys and values are made of, where it differs from `hidden`; 0: it is the same"""
     scan: ScanSpec | None = None
     """a recurrence in place of the attention, or beside it where `n_heads` is above 0"""
     norm_place: NormPlace = "before"

@@ -1,11 +1,11 @@
 """Reads and writes a ModelSpec as plain fields, as presets and users' own YAML files hold it.
 
 The keys are those of ModelSpec (and of MoESpec under `moe`, MLASpec under `mla`, ScanSpec under `scan`, IndexerSpec
-under `indexer`, CompressedSpec under `compressed`). `layers` lists the keys that single layers change, with `times` for
-as many layers in a row; a list that is shorter than `n_layers` repeats. `n_kv_heads` may be left out where it equals
-`n_heads`, and `head_dim` where it is hidden / n_heads. Further keys: `source`; `parameters`, the published count;
-`parameters_billion`, a rounded published count, as text with its digits. A published count that differs from that of
-the fields is an error.
+under `indexer`, CompressedSpec under `compressed`, SharedBlockSpec under `shared_block`). `layers` lists the keys that
+single layers change, with `times` for as many layers in a row; a list that is shorter than `n_layers` repeats.
+`n_kv_heads` may be left out where it equals `n_heads`, and `head_dim` where it is hidden / n_heads. Further keys:
+`source`; `parameters`, the published count; `parameters_billion`, a rounded published count, as text with its digits. A
+published count that differs from that of the fields is an error.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from forerun.describe.model.compressed import CompressedSpec
 from forerun.describe.model.fields import Fields, read_yaml
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.scan import ScanSpec
+from forerun.describe.model.shared_block import SharedBlockSpec
 from forerun.describe.model.spec import IndexerSpec, LayerChanges, MLASpec, ModelSpec, MoESpec
 from forerun.describe.model.streams import StreamsSpec
 
 _PUBLISHED = ("parameters", "parameters_billion")
 _MOST_PARAMETERS = 10**15
-_Part = ModelSpec | MoESpec | MLASpec | ScanSpec | IndexerSpec | StreamsSpec | CompressedSpec
+_Part = ModelSpec | MoESpec | MLASpec | ScanSpec | IndexerSpec | StreamsSpec | CompressedSpec | SharedBlockSpec
 _OF_THE_MODEL = (
     "name",
     "n_layers",

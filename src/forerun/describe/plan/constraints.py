@@ -38,7 +38,7 @@ from forerun.describe.plan.expert_rules import (
 )
 from forerun.describe.plan.fields import FIELD_TYPES, choices
 from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
-from forerun.describe.plan.recurrence import unsplit_scan, unsplit_scan_why
+from forerun.describe.plan.recurrence import parted_block, parted_block_why, unsplit_scan, unsplit_scan_why
 from forerun.describe.plan.training_rules import (
     of_matrices,
     unfit_adapters,
@@ -451,6 +451,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("recurrence does not split over tp or cp", unsplit_scan, unsplit_scan_why),
     Rule("compressed keys do not fit the parallelism", unsplit_entries, unsplit_entries_why),
     Rule("pairs of heads do not fit the parallelism", unsplit_pairs, unsplit_pairs_why),
+    Rule("a shared block does not fit the parallelism", parted_block, parted_block_why),
     Rule("feed-forward width does not split over tp", _feed_forward, _feed_forward_why),
     Rule("async_tp without sequence parallelism", _async_tp, _async_tp_why),
     Rule("sequence does not split over cp and tp", _sequence, _sequence_why),

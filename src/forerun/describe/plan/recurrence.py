@@ -36,3 +36,19 @@ def _convolves(model: ModelSpec) -> bool:
 
 def _scans(model: ModelSpec) -> list[ScanSpec]:
     return [kind.scan for kind in model.kinds if kind.scan is not None]
+
+
+def parted_block(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    """Says in which plans a pipeline parts layers that share a block, or tp does not divide its feed-forward."""
+    broken: Column = False
+    for block in {kind.shared_block for kind in model.kinds if kind.shared_block is not None}:
+        broken |= (plan.pp > 1) | (block.ffn_hidden % plan.tp != 0)
+    return broken
+
+
+def parted_block_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    """Explains the refusal of one plan."""
+    if plan.pp > 1:
+        return f"pp {plan.pp} would part the layers of {model.name} that share the weights of a block"
+    width = next(kind.shared_block.ffn_hidden for kind in model.kinds if kind.shared_block is not None)
+    return f"the shared block's width {width} is not divisible by tp {plan.tp}"

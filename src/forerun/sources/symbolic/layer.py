@@ -11,6 +11,7 @@ from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.products import ATTENTION, ATTENTION_NORM, FFN, FFN_NORM, Product
 from forerun.sources.symbolic.queries_keys_values import SHARED
 from forerun.sources.symbolic.recurrence import scan
+from forerun.sources.symbolic.shared_block import EMBEDDED, with_shared_block
 from forerun.sources.symbolic.streams import after_half, after_layer, before_half, before_layer, stream_bytes
 from forerun.sources.symbolic.tape import Tape, TapeOp
 from forerun.sources.symbolic.weights import Weights
@@ -20,6 +21,7 @@ def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
     """Returns the section (tape and weights) of the layer that `kernels.model` describes."""
     model = kernels.model
     shared = [(name, 0) for name in SHARED] if model.shared_kv else []
+    shared += [(EMBEDDED, 0)] if model.shared_block else []
     section = Section(kernels, Tape([], kernels.marker), Weights())
     tape = section.tape
     tape.inputs = (("x", stream_bytes(section)), *shared)
@@ -109,7 +111,10 @@ def _layer_input(section: Section, x: str, y: str) -> None:
 
 def _half(section: Section, stream: str, half: int) -> str:
     """Writes the norms and the mixer or the feed-forward of a layer; returns the name of what it adds to `stream`."""
-    inside = _normed(section, before_half(section, stream, half), half)
+    read, block = before_half(section, stream, half), section.kernels.model.shared_block
+    if block and half == ATTENTION:
+        read = with_shared_block(section, block, read)
+    inside = _normed(section, read, half)
     if half == ATTENTION and section.kernels.model.laurel_rank:
         _laurel(section, inside)
     branch = _mixer(section, inside) if half == ATTENTION else _feed_forward(section, inside)

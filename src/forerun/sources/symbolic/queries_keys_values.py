@@ -52,19 +52,20 @@ def attention_bytes(section: Section) -> tuple[int, int, int, int]:
 def _projections(section: Section, x: str, module: int) -> None:
     kernels, s = section.kernels, section.kernels.shapes
     q, k, v = s.heads * s.head_dim, s.kv_heads * s.head_dim, s.kv_heads * s.v_head_dim
+    hidden = kernels.model.attention_input or s.hidden
     own, gates = own_kv(kernels.model), kernels.model.attention_gate
     if kernels.stack.fused_qkv:
         width = q * (1 + gates) + sum((k, v)[:own])
         outs = [("attention.qkv", "q", width), *_further_products(section)]
-        section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
+        section.column("attention.qkv", x, hidden, outs, kernels.model.qkv_bias, module)
         apart = [q * (1 + gates), *(k, v)[:own]]  # an optimizer of matrices takes the parts one by one
         at = len(section.weights.shapes) - len(outs)
-        section.weights.shapes[at : at + 1] = [Matrix(rows, s.hidden) for rows in apart]
+        section.weights.shapes[at : at + 1] = [Matrix(rows, hidden) for rows in apart]
     else:
         outs = [("attention.q", "q", q), ("attention.k", "k", k), ("attention.v", "v", v)]
         outs = [*outs[: 1 + own], *([("attention.gate_in", "gate", q)] if gates else [])]
         outs += _further_products(section)
-        section.column("attention.qkv", x, s.hidden, outs, kernels.model.qkv_bias, module)
+        section.column("attention.qkv", x, hidden, outs, kernels.model.qkv_bias, module)
 
 
 def _further_products(section: Section) -> list[tuple[str, str, int]]:

@@ -27,6 +27,7 @@ def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:
         (any(kind.shortcut for kind in model.kinds), "experts beside the second half of a layer"),
         (model.qk_conv_taps > 0, "convolutions of queries and keys"),
         (model.residual_scales, "scales on the residual stream"),
+        (any(kind.shared_block for kind in model.kinds), "blocks that layers share"),
         (model.shared_kv, "keys and values that layers share"),
         (model.equal_kv, "one projection for keys and values"),
         (model.layer_input > 0, "inputs of each layer's own"),
