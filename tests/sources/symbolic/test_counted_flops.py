@@ -164,3 +164,11 @@ def test_specs_with_parts_that_do_not_fit_are_refused() -> None:
     assert latent is not None
     with pytest.raises(ForerunError, match="gated_query needs a q_lora_rank"):
         replace(latent, q_lora_rank=None)
+
+
+def test_tensor_parallel_ranks_gather_latent_vectors_and_not_hidden_states() -> None:
+    plan = Plan(seq_len=SEQ, tp=2, activation_checkpointing="none")
+    ops = build(spec_of("axk2"), plan, load_cluster("h100-sxm")).ops
+    sizes = {str(name): float(size) for name, size in zip(ops.name, ops.bytes_comm, strict=True)}
+    assert sizes["attention.q_up.enter.gather"] == 2 * SEQ * 2 * 64
+    assert sizes["attention.kv_up.enter.gather"] == 2 * SEQ * 32

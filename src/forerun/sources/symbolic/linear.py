@@ -214,7 +214,7 @@ class Section:
         border = self.tp > 1 and (
             stack.tp_backward_overlap or self._ring or (self.sp and not stack.save_gathered_input)
         )
-        inside = x if border else self.enter(name + ".enter", x, name + ".x", module)
+        inside = x if border else self.enter(name + ".enter", x, name + ".x", module, n_in)
         self.fan_out(name, inside, kernels.shapes.tokens * n_in, len(outs), module)
         for i, (label, y, width) in enumerate(outs):
             self.weights.add_matrix(n_in, width)
