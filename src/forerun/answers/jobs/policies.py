@@ -7,9 +7,10 @@ run; who runs and isn't among them is preempted.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
 from math import inf
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -34,7 +35,7 @@ class View(Protocol):
 
     now_s: float
     waiting: list[Progress]
-    """in order of arrival"""
+    """in line: in order of arrival, unless the policy's `place_in_line` says another one"""
     running: list[Progress]
     total: int
     """GPUs of the cluster"""
@@ -55,6 +56,10 @@ class Queue(ABC):
     @abstractmethod
     def serve(self, view: View) -> None:
         """Starts the jobs that may start now."""
+
+    def place_in_line(self, job: Progress) -> float:
+        """Returns where a job waits: those with smaller values stand before it, and equal ones by arrival."""
+        return 0.0
 
     def next_look_s(self, now_s: float) -> float:
         """Returns when to look again, even if nothing arrives or ends."""
@@ -124,11 +129,16 @@ class Ordered(Queue):
     """Every waiting job that fits starts, in the order of a key."""
 
     def __init__(self, key: Callable[[Progress], float] | None = None) -> None:
+        """`key`: None for the order of arrival."""
         self.key = key
 
+    def place_in_line(self, job: Progress) -> float:
+        """Returns the key."""
+        return 0.0 if self.key is None else self.key(job)
+
     def serve(self, view: View) -> None:
-        """Starts what fits; without a key in order of arrival."""
-        for job in view.waiting if self.key is None else sorted(view.waiting, key=self.key):
+        """Starts what fits."""
+        for job in view.waiting:
             if not view.free:
                 return
             view.start(job)
@@ -199,21 +209,32 @@ class ConservativeBackfill(Queue):
     def __init__(self) -> None:
         self.times_s, self.free = [0.0], list[int]()
         self.reserved: dict[int, float] = {}
+        """the times of the jobs that wait"""
+        self.coming: list[tuple[float, int, Progress]] = []
+        """(time, number, job) of reservations, as a heap"""
+        self.due: list[Progress] = []
+        """jobs whose time has come, in order of arrival"""
 
     def serve(self, view: View) -> None:
         """Reserves the earliest time for each new job and starts those whose time has come."""
         if not self.free:
             self.free = [view.total]
         self._forget(view.now_s)
-        for job in view.waiting:
-            if job.number not in self.reserved:
-                self.reserved[job.number] = self._reserve(job, view.now_s)
-            if self.reserved[job.number] <= view.now_s and view.start(job):
+        if len(self.reserved) < len(view.waiting):
+            for job in view.waiting:
+                if job.number not in self.reserved:
+                    self.reserved[job.number] = self._reserve(job, view.now_s)
+                    heappush(self.coming, (self.reserved[job.number], job.number, job))
+        while self.coming and self.coming[0][0] <= view.now_s:
+            insort(self.due, heappop(self.coming)[-1], key=lambda job: job.number)
+        for job in self.due:
+            if view.start(job):
                 del self.reserved[job.number]
+        self.due = [job for job in self.due if job.number in self.reserved]
 
     def next_look_s(self, now_s: float) -> float:
         """Returns the next reservation."""
-        return min((at_s for at_s in self.reserved.values() if at_s > now_s), default=inf)
+        return self.coming[0][0] if self.coming else inf
 
     def _forget(self, now_s: float) -> None:
         past = bisect_right(self.times_s, now_s) - 1

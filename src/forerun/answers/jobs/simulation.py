@@ -168,8 +168,8 @@ class QueueSimulation(Simulation):
         self.waiting: list[Progress] = []
 
     def came(self, job: Progress) -> None:
-        """Puts a job into the queue, at its place in the order of arrival."""
-        insort(self.waiting, job, key=lambda each: each.number)
+        """Puts a job into the queue, at its place in line."""
+        insort(self.waiting, job, key=lambda each: (self.rule.place_in_line(each), each.number))
 
     def left(self, job: Progress) -> None:
         """Has nothing to do: a job that runs is in no queue."""
@@ -180,6 +180,8 @@ class QueueSimulation(Simulation):
 
     def serve(self) -> float:
         """Lets the policy start jobs."""
+        before = len(self.running)
         self.rule.serve(self)
-        self.waiting = [job for job in self.waiting if job.since_s is None]
+        if len(self.running) > before:
+            self.waiting = [job for job in self.waiting if job.since_s is None]
         return self.rule.next_look_s(self.now_s)
