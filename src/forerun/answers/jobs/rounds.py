@@ -213,9 +213,13 @@ class _Rounds:
                 chosen.append(_Turn(jobs, kind, rates, steps, end_s, place))
 
     def _idle(self, taken: set[int], free: int) -> list[Unit]:
-        """Returns the jobs that have no turn and need no more than the free GPUs, and pairs of them."""
+        """Returns the jobs that have no turn and need no more than the free GPUs, and pairs of them.
+
+        A new job stands before its pairs with others, so that these never run.
+        """
         jobs = [job for number, job in self.jobs.items() if number not in taken and job.job.gpus <= free]
-        pairs = combinations(jobs, 2) if self.policy.packs else ()
+        known = [job for job in jobs if self.units.has_share((job.number,))] if self.policy.packs else ()
+        pairs = combinations(known, 2)
         types = self.types
         return [
             *((job.number,) for job in jobs),

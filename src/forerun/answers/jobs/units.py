@@ -30,36 +30,31 @@ class Units:
     """
 
     def __init__(self, kinds: int) -> None:
-        self.jobs: list[int] = []
+        self.jobs: dict[int, None] = {}
         self.units: list[Unit] = []
         self.shares, self.behind_s, self.received_s = (np.zeros((0, kinds)) for _ in range(3))
         self.given_s: Vector = np.zeros(kinds)
         self._new: set[int] = set()
         """jobs that came since shares were given"""
         self._row: dict[Unit, int] = {}
+        self._of: dict[int, list[int]] = {}
+        """the rows of each job's units"""
+        self._gone: set[int] = set()
+        """jobs that ended since shares were given, whose rows are still there"""
         self._behind: dict[Unit, Vector] = {}
         """`behind_s` of all units that have or had a share"""
 
     def add(self, job: int) -> None:
         """Adds a job, which has no share yet."""
-        self.jobs.append(job)
+        self.jobs[job] = None
         self._new.add(job)
 
     def remove(self, job: int) -> None:
         """Removes a job and the pairs that it is in."""
-        self.jobs.remove(job)
+        del self.jobs[job]
         self._new.discard(job)
-        kept = [row for row, unit in enumerate(self.units) if job not in unit]
-        if len(kept) < len(self.units):
-            self._behind = {unit: behind for unit, behind in self._behind.items() if job not in unit}
-            self._put([self.units[row] for row in kept], self.shares[kept], self.received_s[kept])
-
-    def _put(self, units: list[Unit], shares: Vector, received_s: Vector) -> None:
-        self.units, self.shares, self.received_s = units, shares, received_s
-        self._row = {unit: row for row, unit in enumerate(units)}
-        self.behind_s = np.zeros_like(shares)
-        for row, unit in enumerate(units):
-            self.behind_s[row] = self._behind[unit]
+        self._gone.add(job)
+        self.shares[self._of.get(job, [])] = 0.0
 
     def ran(self, unit: Unit, kind: int, seconds: float) -> None:
         """Counts the time of a unit on a kind of GPU."""
@@ -73,19 +68,28 @@ class Units:
         Args:
             pairs: of [pair, member], the places of the two jobs in that order.
         """
-        units: list[Unit] = [(job,) for job in self.jobs]
-        units += [(self.jobs[one], self.jobs[other]) for one, other in pairs.tolist()]
+        jobs = list(self.jobs)
+        units: list[Unit] = [(job,) for job in jobs]
+        units += [(jobs[one], jobs[other]) for one, other in pairs.tolist()]
         used = np.flatnonzero(shares.sum(axis=1) > 0.0).tolist()
-        rows = [*range(len(self.jobs)), *(row for row in used if row >= len(self.jobs))]
+        rows = [*range(len(jobs)), *(row for row in used if row >= len(jobs))]
         rows.sort(key=lambda row: _age(units[row]))
-        self._new.clear()
-        for row in rows:
-            if units[row] not in self._behind:
-                first_s = 0.0 if len(units[row]) == 1 else ROUND_S / 2.0
-                self._behind[units[row]] = np.full(len(self.given_s), first_s)
-        given = shares[rows]
-        self._put([units[row] for row in rows], given, np.full(given.shape, ROUND_S / 2.0))
+        self.units, self.shares = [units[row] for row in rows], shares[rows]
+        self.received_s = np.full(self.shares.shape, ROUND_S / 2.0)
         self.given_s[:] = len(rows) * ROUND_S / 2.0
+        self._behind = {unit: behind for unit, behind in self._behind.items() if self._gone.isdisjoint(unit)}
+        self._new.clear()
+        self._gone.clear()
+        self._row, self._of = {}, {}
+        self.behind_s = np.zeros_like(self.shares)
+        for row, unit in enumerate(self.units):
+            self._row[unit] = row
+            for job in unit:
+                self._of.setdefault(job, []).append(row)
+            if unit not in self._behind:
+                first_s = 0.0 if len(unit) == 1 else ROUND_S / 2.0
+                self._behind[unit] = np.full(len(self.given_s), first_s)
+            self.behind_s[row] = self._behind[unit]
 
     def settle(self, passed_s: float) -> None:
         """Notes how far each unit is behind its share of the time since shares were given."""
