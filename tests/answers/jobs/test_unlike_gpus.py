@@ -364,3 +364,72 @@ def test_a_file_says_the_nodes_of_unlike_gpus():
     assert request.nodes == NodesOfKinds(4, "nearest", NodeFailures(5, 86_400.0, 3_600.0, 0))
     assert request.placement == "nearest, in rounds"
     assert [job.end_s for job in request.schedule("isolated")] == [9.0]
+
+
+SHARED = {
+    "gpu_kinds": {"v100": 12, "k80": 8},
+    "gpus_per_node": 4,
+    "placement": "packed",
+    "network": {"shared_nics": True},
+    "jobs": [
+        {"name": name, "gpus": 6, "steps": 3600, "steps_per_s": {"v100": 10}, "network_share": 0.5} for name in "ab"
+    ],
+}
+
+
+def ends_of(**changes) -> dict[str, float]:
+    request = unlike_cluster_of({**SHARED, **changes}, "x")
+    return {job.job.name: job.end_s for job in request.schedule("fifo-perf")}
+
+
+def test_jobs_on_the_same_links_slow_each_other_for_a_round():
+    """Both use the link of the second node for half of their steps, so that each goes on at 2/3: 540 s and not 360."""
+    assert ends_of() == {"a": pytest.approx(540.0), "b": pytest.approx(540.0)}
+    assert ends_of(network={"shared_nics": True, "shifts": True}) == pytest.approx({"a": 360.0, "b": 360.0}, rel=1e-2)
+    assert ends_of(network={}) == {"a": 360.0, "b": 360.0}, "each GPU has a link of its own"
+    apart = [{**job, "steps_per_s": {kind: 10}} for job, kind in zip(SHARED["jobs"], ("v100", "k80"), strict=True)]
+    assert ends_of(jobs=apart) == {"a": 360.0, "b": 360.0}, "kinds have links of their own"
+    alone = SHARED["jobs"][:1]
+    assert ends_of(jobs=alone) == {"a": 360.0}
+    shorter = [alone[0], {**SHARED["jobs"][1], "steps": 600}]
+    assert ends_of(jobs=shorter) == {"a": pytest.approx(360.0 + 120.0, abs=0.1), "b": pytest.approx(90.0)}, (
+        "the pace of a round is that of its beginning"
+    )
+
+
+def test_switches_of_unlike_gpus_have_links_above():
+    """Each node has a switch of its own, whose link carries a quarter of a node's rate; two lanes ask for a half."""
+    nearest = {"nodes_per_switch": 1, "placement": "nearest", "jobs": SHARED["jobs"][:1]}
+    assert ends_of(network={"oversubscription": 4}, **nearest) == {"a": pytest.approx(540.0)}
+    assert ends_of(network={"oversubscription": 2}, **nearest) == {"a": 360.0}
+    with pytest.raises(ForerunError, match="job a: no kind of GPU that it runs on has 6"):
+        ends_of(**{**nearest, "placement": "packed"})
+
+
+def test_a_plan_of_unlike_gpus_sends_what_its_groups_send():
+    plan = {"model": "llama-3.2-1b", "steps": 1000, "global_batch": 32, "fields": {"seq_len": 2048}}
+    described = {
+        **SHARED,
+        "gpu_kinds": {"h100": 16, "a100": 16},
+        "gpus_per_node": 8,
+        "clusters": {"h100": "h100-sxm", "a100": "a100-80gb-sxm"},
+        "jobs": [{"name": "a", "gpus": 16, "plan": plan}],
+    }
+    (job,) = unlike_cluster_of(described, "x").jobs
+    for traffic, rate in zip(job.traffic, job.rates, strict=True):
+        assert traffic.network_s > 0
+        assert traffic.compute_s + traffic.network_s == pytest.approx(1 / rate)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"placement": "count"}, "x: network: which nodes jobs are on has to be known: choose placement packed"),
+        ({"nodes_per_switch": 2}, "x: nodes_per_switch: 2 do not divide the 3 nodes of v100"),
+        ({"network": {"topology": "ring:20@1/0ns"}}, "x: unknown key 'network.topology'"),
+    ],
+)
+def test_networks_of_unlike_gpus_that_make_no_sense_are_one_line(changes, words):
+    with pytest.raises(ForerunError) as error:
+        unlike_cluster_of({**SHARED, **changes}, "x")
+    assert str(error.value).startswith(words)

@@ -50,6 +50,19 @@ _EXPOSED: dict[str, tuple[str, Pattern]] = {
 """part of a step -> the groups that communicate then, and how"""
 
 
+def traffic_of(found: Prediction, gpus: int) -> Traffic | None:
+    """Returns what a predicted step does: it computes, then each kind of its groups communicates, for as long as no
+    kernel hides it. None where no communication is exposed."""
+    groups = groups_of(found.own_plan(), gpus)
+    exchanges = tuple(
+        Exchange(seconds, pattern, group.size, group.inner) if not group.runs else Exchange(seconds, pattern)
+        for cause, (axis, pattern) in _EXPOSED.items()
+        if (seconds := found.breakdown.get(cause, 0.0)) > 0.0 and (group := groups[axis]).size > 1
+    )
+    network_s = sum(each.seconds for each in exchanges)
+    return Traffic(found.step_time_s - network_s, network_s, exchanges) if exchanges else None
+
+
 class PlannedSteps:
     """Predicts the step of a plan on numbers of GPUs, each at most once."""
 
@@ -62,17 +75,8 @@ class PlannedSteps:
         return predict(load_model(self.entry.model), plan, load_cluster(self.entry.cluster))
 
     def traffic(self, gpus: int, batch: int | None) -> Traffic | None:
-        """Returns what the plan's step on `gpus` does: it computes, then each kind of its groups communicates, for as
-        long as no kernel hides it. None where no communication is exposed."""
-        found = self.predicted(gpus, batch)
-        groups = groups_of(found.own_plan(), gpus)
-        exchanges = tuple(
-            Exchange(seconds, pattern, group.size, group.inner) if not group.runs else Exchange(seconds, pattern)
-            for cause, (axis, pattern) in _EXPOSED.items()
-            if (seconds := found.breakdown.get(cause, 0.0)) > 0.0 and (group := groups[axis]).size > 1
-        )
-        network_s = sum(each.seconds for each in exchanges)
-        return Traffic(found.step_time_s - network_s, network_s, exchanges) if exchanges else None
+        """Returns what the plan's step on `gpus` does, as `traffic_of` does."""
+        return traffic_of(self.predicted(gpus, batch), gpus)
 
     def scaling(self, elastic: ElasticEntry, gpus: int, place: str) -> Scaling:
         """Returns how fast the plan goes on those of `sizes` where it fits in memory, at the batch of the most goodput.

@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.interior_point import Vector
-from forerun.answers.jobs.job import Job, Placement, Scheduled
+from forerun.answers.jobs.job import Job, Placement, Scheduled, Traffic
 from forerun.answers.jobs.placement import Placer
 from forerun.answers.jobs.share_policies import shares
 from forerun.answers.jobs.shares import Demand
@@ -35,14 +35,31 @@ _SEED = 5
 class _Turn:
     """A job in a round, or two jobs on the same GPUs, whose turns end together."""
 
+    number: int
+    """of its first job"""
     jobs: tuple[_Running, ...]
     kind: int
     rates: tuple[float, ...]
     """steps a second of each job"""
-    steps: tuple[int, ...]
-    end_s: float
     place: Placement
+    on_rails: bool
+    """whether it has the same GPUs of each of its nodes"""
+    steps: tuple[int, ...] = ()
+    end_s: float = 0.0
     failed: bool = False
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Returns the step of a job that is alone; what those of a pair send beside each other is not known."""
+        known = self.jobs[0].job.traffic
+        return known[self.kind] if known and len(self.jobs) == 1 else None
+
+    def go_at(self, pace: float, now_s: float) -> None:
+        """Notes how many steps each job makes at a pace, over that alone, and when the slowest has made them."""
+        self.rates = tuple(rate * pace for rate in self.rates)
+        own = list(zip(self.jobs, self.rates, strict=True))
+        self.steps = tuple(min(max(1, int(rate * ROUND_S)), job.left) for job, rate in own)
+        self.end_s = max(now_s + steps / rate for steps, rate in zip(self.steps, self.rates, strict=True))
 
 
 class _Running:
@@ -193,6 +210,7 @@ class _Rounds:
             self._fill(kind, room, self.units.in_order(kind), taken, chosen)
             if room.free and not self.policy.in_order:
                 self._fill(kind, room, self.units.idle(kind, self._idle(taken, room.free)), taken, chosen)
+        self._slow(chosen)
         return chosen
 
     def _fill(self, kind: int, room: Placer, units: Sequence[Unit], taken: set[int], chosen: list[_Turn]) -> None:
@@ -208,9 +226,21 @@ class _Rounds:
                 continue
             taken.update(unit)
             if self.units.has_share(unit):  # as in Gavel, a new job has its place, and runs once it has a share
-                steps = tuple(min(max(1, int(rate * ROUND_S)), job.left) for job, rate in zip(jobs, rates, strict=True))
-                end_s = max(self.now_s + each / rate for each, rate in zip(steps, rates, strict=True))
-                chosen.append(_Turn(jobs, kind, rates, steps, end_s, place))
+                turn = _Turn(unit[0], jobs, kind, rates, place, room.on_rails(place))
+                turn.go_at(1.0, self.now_s)
+                chosen.append(turn)
+
+    def _slow(self, turns: Sequence[_Turn]) -> None:
+        """Lets jobs on the same links slow each other, for the whole round as they do at its beginning."""
+        network = self.nodes.how.network
+        if network is None:
+            return
+        for kind, shape in enumerate(self.nodes.shapes):
+            own = [turn for turn in turns if turn.kind == kind]
+            paces = network.paces(own, shape)
+            for turn in own:
+                if turn.number in paces:
+                    turn.go_at(paces[turn.number], self.now_s)
 
     def _idle(self, taken: set[int], free: int) -> list[Unit]:
         """Returns the jobs that have no turn and need no more than the free GPUs, and pairs of them.

@@ -10,9 +10,12 @@ import numpy as np
 from pydantic import Field
 
 from forerun.answers.analysis.predict import predict
+from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.jobs.contention import SharedNetwork
+from forerun.answers.jobs.elastic_description import traffic_of
 from forerun.answers.jobs.entries import Count, FailuresEntry, NotNegative, PlanEntry, Positive
 from forerun.answers.jobs.interior_point import Vector
-from forerun.answers.jobs.job import Scheduled
+from forerun.answers.jobs.job import Scheduled, Traffic
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.share_policies import shares
 from forerun.answers.jobs.unlike_gpus import Beside, SteppedJob, read_rates, read_stepped_jobs
@@ -35,9 +38,19 @@ class SteppedEntry(Entry):
     submit_s: NotNegative = 0.0
     steps: Count | None = None
     steps_per_s: dict[str, Positive] = Field(default_factory=dict)
+    network_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     plan: PlanEntry | None = None
     weight: Positive = 1.0
     group: str = ""
+
+
+class UnlikeNetworkEntry(Entry):
+    """Links that jobs share; those whose step is known slow each other there."""
+
+    oversubscription: Positive = 1.0
+    shared_nics: bool = False
+    shifts: bool = False
+    rails: bool = False
 
 
 class PairEntry(Entry):
@@ -55,8 +68,10 @@ class UnlikeEntry(Entry):
     name: str = "cluster"
     gpu_kinds: Annotated[dict[str, Count], Field(min_length=1)]
     gpus_per_node: Count = 8
+    nodes_per_switch: Count | None = None
     placement: str = COUNT
     failures: FailuresEntry | None = None
+    network: UnlikeNetworkEntry | None = None
     clusters: dict[str, str] = Field(default_factory=dict)
     """for jobs with a plan: the cluster (forerun clusters) that each kind of GPU is"""
     trace: str | None = None
@@ -121,7 +136,8 @@ def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -
         jobs = tuple(_job(each, kinds, entry.clusters, place) for each in entry.jobs)
         beside = _beside(entry.pairs, jobs, kinds, place)
     failures = None if entry.failures is None else entry.failures.of_nodes
-    nodes = NodesOfKinds(entry.gpus_per_node, entry.placement, failures)
+    network = None if entry.network is None else SharedNetwork(**entry.network.model_dump())
+    nodes = NodesOfKinds(entry.gpus_per_node, entry.placement, failures, network, entry.nodes_per_switch)
     with at(place):
         nodes.check(tuple(entry.gpu_kinds.values()), kinds)
     policies = tuple(dict.fromkeys(entry.policies))
@@ -156,26 +172,36 @@ def _job(entry: SteppedEntry, kinds: tuple[str, ...], clusters: dict[str, str], 
     at_job = f"{place}: job {entry.name}"
     rates, steps = entry.steps_per_s, entry.steps
     if entry.plan is not None:
-        if rates or steps is not None:
-            raise ForerunError(f"{at_job}: the plan has the steps and tells how fast they are; leave steps_per_s out")
-        rates, steps = _predicted(entry.plan, entry.gpus, kinds, clusters, at_job), entry.plan.steps
+        if rates or steps is not None or entry.network_share:
+            raise ForerunError(
+                f"{at_job}: the plan has the steps and tells how fast they are; leave steps_per_s and network_share out"
+            )
+        predicted = _predicted(entry.plan, entry.gpus, kinds, clusters, at_job)
+        rates, steps = {kind: 1.0 / found.step_time_s for kind, found in predicted.items()}, entry.plan.steps
+        traffic = {kind: traffic_of(found, entry.gpus) for kind, found in predicted.items()}
+    else:
+        share = entry.network_share
+        traffic = {kind: Traffic((1.0 - share) / rate, share / rate) for kind, rate in rates.items() if share}
     if not rates or steps is None:
         raise ForerunError(f"{at_job}: give steps and steps_per_s by GPU kind, or a plan")
     for kind in rates:
         if kind not in kinds:
             raise ForerunError(f"{at_job}: steps_per_s: no GPU kind {kind}; known: {', '.join(kinds)}")
     known = tuple(rates.get(kind, 0.0) for kind in kinds)
-    return SteppedJob(entry.name, entry.gpus, entry.submit_s, steps, known, entry.weight, entry.group, entry.name)
+    sends = tuple(traffic.get(kind) for kind in kinds) if any(traffic.values()) else ()
+    return SteppedJob(
+        entry.name, entry.gpus, entry.submit_s, steps, known, entry.weight, entry.group, entry.name, sends
+    )
 
 
 def _predicted(
     entry: PlanEntry, gpus: int, kinds: tuple[str, ...], clusters: dict[str, str], place: str
-) -> dict[str, float]:
-    """Returns the steps a second of a plan on each kind of GPU on which it runs and fits in memory.
+) -> dict[str, Prediction]:
+    """Returns what is predicted of a plan on each kind of GPU on which it runs and fits in memory.
 
     Raises ForerunError for a kind without a cluster, or where the plan runs on none.
     """
-    found: dict[str, float] = {}
+    found: dict[str, Prediction] = {}
     reasons = []
     model, plan = load_model(entry.model), complete_plan(entry.fields, gpus, entry.global_batch)
     for kind in kinds:
@@ -183,7 +209,7 @@ def _predicted(
             raise ForerunError(f"{place}: clusters says no cluster for GPU kind {kind}, on which the plan is predicted")
         prediction = predict(model, plan, load_cluster(clusters[kind]))
         if prediction.fits:
-            found[kind] = 1.0 / prediction.step_time_s
+            found[kind] = prediction
         else:
             reasons.append(f"needs {prediction.peak_reserved_gib:.1f} GiB on {kind}")
     if not found:

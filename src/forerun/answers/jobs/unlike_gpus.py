@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.answers.jobs.interior_point import Vector
+from forerun.answers.jobs.job import Traffic
 from forerun.common.admission import read_json, read_text
 from forerun.common.errors import ForerunError
 
@@ -39,6 +40,8 @@ class SteppedJob:
     group: str = ""
     type: str = ""
     """jobs of a type on as many GPUs are equally fast, alone and beside others"""
+    traffic: tuple[Traffic | None, ...] = ()
+    """its step on each kind of GPU, where other jobs on the same links slow it; empty: it sends nothing"""
 
 
 def read_stepped_jobs(path: str | Path, kinds: Sequence[str], rates: Rates) -> tuple[SteppedJob, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.failures import FailingNodes, NodeFailures
 from forerun.answers.jobs.placement import Placer, Shape
 from forerun.answers.jobs.placers import placer
@@ -21,19 +22,37 @@ class NodesOfKinds:
     placement: str = COUNT
     """a name of `PLACERS`"""
     failures: NodeFailures | None = None
+    network: SharedNetwork | None = None
+    """None: jobs don't slow each other"""
+    per_switch: int | None = None
+    """nodes under a switch; None: all of a kind"""
+
+    def shape(self, gpus: int) -> Shape:
+        """Returns the nodes of a kind that has so many GPUs."""
+        if self.placement == COUNT:
+            return Shape(1, 1, gpus)
+        nodes = gpus // self.per_node
+        under = min(self.per_switch or nodes, nodes)
+        return Shape(nodes // under, under, self.per_node)
 
     def check(self, workers: Sequence[int], kinds: Sequence[str]) -> None:
         """Raises UnknownName for a placement, and ForerunError where nodes have to be known and are not whole."""
         placer(self.placement, Shape(1, 1, 1))
-        if self.placement == COUNT and self.failures is None:
-            return
+        for name, given in (("failures", self.failures), ("network", self.network)):
+            if given is not None and self.placement == COUNT:
+                raise ForerunError(
+                    f"{name}: which nodes jobs are on has to be known: choose placement packed or nearest"
+                )
         if self.placement == COUNT:
-            raise ForerunError("failures: which nodes jobs are on has to be known: choose placement packed or nearest")
+            return
         for number, kind in zip(workers, kinds, strict=True):
             if number % self.per_node:
                 raise ForerunError(
                     f"gpu_kinds: {number:,} {kind} do not fill whole nodes; say gpus_per_node, which is {self.per_node}"
                 )
+            nodes = number // self.per_node
+            if self.per_switch is not None and nodes % min(self.per_switch, nodes):
+                raise ForerunError(f"nodes_per_switch: {self.per_switch:,} do not divide the {nodes:,} nodes of {kind}")
 
 
 COUNTED = NodesOfKinds()
@@ -55,11 +74,7 @@ class Nodes:
 
     def __init__(self, workers: Sequence[int], how: NodesOfKinds) -> None:
         self.workers, self.how = workers, how
-        by_count = how.placement == COUNT
-        self.shapes = [
-            Shape(1, 1, number) if by_count else Shape(1, number // how.per_node, how.per_node)
-            for number in (max(1, each) for each in workers)
-        ]
+        self.shapes = [how.shape(max(how.per_node if how.placement != COUNT else 1, each)) for each in workers]
         nodes = [number // how.per_node for number in workers]
         self._of_node = [(kind, node) for kind, number in enumerate(nodes) for node in range(number)]
         self._failing = FailingNodes(how.failures, len(self._of_node))
