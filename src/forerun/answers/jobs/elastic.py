@@ -62,12 +62,19 @@ class Asked:
             or (len(self.scaling.sizes) == 1 and self.gpus == self.scaling.sizes[0])
         )
 
-    def factor(self, gpus: int) -> float:
-        """Returns the share of its time that is left for training if it moves to `gpus` now, and as often as so far."""
-        if gpus == self.gpus or self.is_free:
+    @property
+    def kept(self) -> float:
+        """Returns the share of its time that is left for training if it moves now, and as often as so far."""
+        if self.is_free:
             return 1.0
         kept_s = self.age_s - self.restarts * self.restart_s
         return min(1.0, max(_LEAST_FACTOR, kept_s / (self.age_s + self.restart_s)))
+
+    def speeds(self) -> list[tuple[int, float]]:
+        """Returns the numbers of GPUs that it can run on, and its speed on each with what a move there costs."""
+        own, kept = self.scaling, self.kept
+        pairs = zip(own.sizes, own.speeds, strict=True)
+        return [(size, speed if size == self.gpus else speed * kept) for size, speed in pairs]
 
 
 class Elastic(ABC):
@@ -108,9 +115,8 @@ class Pollux(Elastic):
 
     def choices(self, job: Asked, usual: int) -> Choices:
         """Returns minus the reciprocal of each speedup."""
-        own = job.scaling
-        before = own.speed(usual)
-        return [(0, -_MUCH), *((size, -before / (own.speed(size) * job.factor(size))) for size in own.sizes)]
+        before = job.scaling.speed(usual)
+        return [(0, -_MUCH), *((size, -before / speed) for size, speed in job.speeds())]
 
 
 class Sia(Elastic):
@@ -125,12 +131,8 @@ class Sia(Elastic):
 
     def choices(self, job: Asked, usual: int) -> Choices:
         """Returns minus that power of each goodput."""
-        own = job.scaling
-        least = own.speed(usual)
-        return [
-            (0, _SIA_WITHOUT),
-            *((size, -((own.speed(size) * job.factor(size) / least) ** _SIA_POWER)) for size in own.sizes),
-        ]
+        least = job.scaling.speed(usual)
+        return [(0, _SIA_WITHOUT), *((size, -((speed / least) ** _SIA_POWER)) for size, speed in job.speeds())]
 
 
 def best_sizes(jobs: Sequence[Choices], total: int) -> list[int]:
@@ -178,7 +180,7 @@ def _hull(choices: Choices) -> list[tuple[int, float]]:
     """Returns the choices that are on the concave hull from the first to the best one."""
     kept: list[tuple[int, float]] = []
     for size, worth in choices:
-        if kept and worth <= max(one for _, one in kept):
+        if kept and worth <= kept[-1][1]:
             continue
         while len(kept) > 1 and _slope(kept[-2], kept[-1]) <= _slope(kept[-2], (size, worth)):
             kept.pop()
