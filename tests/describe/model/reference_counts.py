@@ -23,7 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 REFERENCE = "reference_configs_v{}.json"
-_EXPERTS = re.compile(r"\.(experts|block_sparse_moe\.(input|output)_linear)\.")
+_EXPERTS = re.compile(r"\.(experts\.(?!bias|router)|(block_sparse_moe|mlp)\.(input|output)_linear\.)")
 _TOWER = re.compile(
     r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|vision_projection|mm_projector|audio_tower"
     r"|embed_vision|embed_audio)\."

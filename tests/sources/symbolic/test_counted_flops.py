@@ -21,7 +21,7 @@ from forerun.core.program.types import OpKind, Phase
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface import spec_from_config
-from forerun.describe.model.parameters import kind_parameters
+from forerun.describe.model.parameters import active_parameter_count, kind_parameters, parameter_count
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.plan import Plan
@@ -84,6 +84,12 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
         | {"n_mamba_heads": 4, "mamba_d_state": 16, "adapter_rank": 16, "use_shared_attention_adapter": True},
         773324800,
         1546649600,
+    ),
+    "jetmoe": (
+        BASE | {"num_hidden_layers": 2, "num_key_value_heads": 4, "kv_channels": 32, "num_local_experts": 8}
+        | {"num_experts_per_tok": 2},
+        1141899264,
+        2283798528,
     ),
     "modernbert-decoder": (BASE | HEADS8 | {"num_hidden_layers": 3}, 1171259392, 2342518784),
 }  # fmt: skip
@@ -155,6 +161,15 @@ def test_layers_that_share_a_block_hold_its_weights_once() -> None:
         replace(block, n_kv_heads=3)
     with pytest.raises(ImpossiblePlan, match="pp 2 would part the layers of zamba2 that share the weights of a block"):
         check_plan(spec, Plan(seq_len=SEQ, pp=2, n_microbatches=2), load_cluster("h100-sxm"))
+
+
+def test_experts_of_an_attention_are_whole_on_every_rank() -> None:
+    spec = spec_of("jetmoe")
+    assert parameter_count(spec) - active_parameter_count(spec) == 2 * 6 * 256 * (2 * 128 + 3 * 512)
+    with pytest.raises(ImpossiblePlan, match="tp 2 does not split the 8 experts of the attention of jetmoe"):
+        check_plan(spec, Plan(seq_len=SEQ, tp=2), load_cluster("h100-sxm"))
+    with pytest.raises(ForerunError, match="attention_experts need at least n_heads / n_kv_heads"):
+        replace(spec, attention_experts=1)
 
 
 def test_specs_with_parts_that_do_not_fit_are_refused() -> None:

@@ -122,3 +122,27 @@ def zaya(config: Fields) -> Values:
         "moe": replace(moe, zero_experts=1, router_width=router),
     }
     return values | parts | each_layer(changes)
+
+
+@family("jetmoe", "JetMoeForCausalLM", ignored=("aux_loss_coef", "num_attention_heads"))
+def jetmoe(config: Fields) -> Values:
+    """Reads JetMoE: experts make queries and read the attention's output, and a mixture of as many in the feed-forward,
+    each with a bias on its sum."""
+    config.expect("activation_function", "silu")
+    layers, hidden = config.integer("num_hidden_layers", 12), config.integer("hidden_size")
+    heads = config.integer("num_key_value_heads", 16)
+    width = config.integer("intermediate_size", 5632)
+    moe = experts(config, "num_local_experts", width)
+    return {
+        "n_layers": layers,
+        "hidden": hidden,
+        "n_heads": heads * moe.top_k,
+        "n_kv_heads": heads,
+        "head_dim": config.integer(config.first_of("kv_channels", "head_dim"), 128),
+        "ffn_hidden": width,
+        "vocab": config.integer("vocab_size"),
+        "tied_embeddings": config.flag("tie_word_embeddings", True),
+        "attention_experts": moe.n_experts,
+        "other_parameters": 2 * hidden,
+        "moe": moe,
+    }

@@ -8,6 +8,7 @@ from dataclasses import replace
 from forerun.describe.model.layered import Layer, LayeredModel
 from forerun.describe.model.parameters import (
     adapter_products,
+    attention_expert_products,
     block_of,
     conv_widths,
     dense_half,
@@ -118,6 +119,8 @@ def _attention(spec: ModelSpec) -> list[Matrix]:
         products = spec.compressed.products(hidden, spec.n_heads, spec.head_dim)
         place = [(spec.compressed.rate, spec.compressed.series * spec.head_dim)] * (spec.compressed.rate > 0)
         return [*((m, n) for n, m in products), *place, *_indexer(spec)]
+    if spec.attention_experts:
+        return [(rows, columns) for columns, rows, count in attention_expert_products(spec) for _ in range(count)]
     return [(projected_width(spec), spec.attention_input or hidden), (hidden, spec.n_heads * spec.value_dim)]
 
 

@@ -98,6 +98,7 @@ def active_parameter_count(spec: ModelSpec) -> int:
         for layer, n in layer_counts(spec)
         if layer.moe
     )
+    idle += sum(n * _idle_of_attention(layer) for layer, n in layer_counts(spec) if layer.n_heads)
     return parameter_count(spec) - round(idle)
 
 
@@ -152,6 +153,8 @@ def _attention(spec: ModelSpec) -> int:
         products = spec.compressed.products(spec.hidden, spec.n_heads, spec.head_dim)
         indexer = _indexer(spec, spec.indexer) if spec.indexer else 0
         return sum(n * m for n, m in products) + spec.compressed.vectors(spec.head_dim) + indexer + sinks
+    if spec.attention_experts:
+        return sum(n * m * count for n, m, count in attention_expert_products(spec)) + sinks
     read = spec.n_heads * spec.value_dim
     scales = 4 * spec.head_dim * spec.differential + spec.relative_rank * spec.relative_extent
     return (
@@ -160,6 +163,20 @@ def _attention(spec: ModelSpec) -> int:
         + _linear(read, spec.hidden, spec.out_bias)
         + sinks
     )
+
+
+def attention_expert_products(spec: ModelSpec) -> list[tuple[int, int, int]]:
+    """Returns (columns that are read, rows that are made, matrices) of an attention with experts: its router, queries,
+    outputs, and keys and values together."""
+    inside, hidden, count = spec.n_kv_heads * spec.head_dim, spec.hidden, spec.attention_experts
+    return [(hidden, count, 1), (hidden, inside, count), (inside, hidden, count), (hidden, 2 * inside, 1)]
+
+
+def _idle_of_attention(spec: ModelSpec) -> int:
+    """Returns the parameters of a layer's attention that a token does not reach."""
+    chosen = spec.n_heads // spec.n_kv_heads
+    each = 2 * spec.hidden * spec.n_kv_heads * spec.head_dim
+    return (spec.attention_experts - chosen) * each if spec.attention_experts else 0
 
 
 def projected_width(spec: ModelSpec) -> int:

@@ -140,6 +140,7 @@ _WIDTHS = (
     "layer_input_vocab",
     "laurel_rank",
     "norm_gate_rank",
+    "attention_experts",
     "attention_input",
     "conv_taps",
     "qk_conv_taps",
@@ -251,6 +252,9 @@ class ModelSpec:
     """attention to a window and to entries that stand for several tokens (DeepSeek-V4)"""
     shared_block: SharedBlockSpec | None = None
     """attention and feed-forward before the mixer, whose weights layers share (Zamba)"""
+    attention_experts: int = 0
+    """experts that make queries and read the attention's output, each for n_kv_heads heads, of which a token chooses
+    n_heads / n_kv_heads (JetMoE); 0: all tokens have the same projections"""
     attention_input: int = 0
     """width that queries, keys and values are made of, where it differs from `hidden`; 0: it is the same"""
     scan: ScanSpec | None = None
@@ -305,6 +309,9 @@ class ModelSpec:
             raise ForerunError(
                 f"model {self.name}: shortcut needs n_heads and ffn_hidden, and neither scan, streams nor parallel"
             )
+        chosen = self.n_heads // max(1, self.n_kv_heads)
+        if self.attention_experts and (self.mla or self.compressed or self.attention_experts < chosen):
+            raise ForerunError(f"model {self.name}: attention_experts need at least n_heads / n_kv_heads, and no mla")
         if self.streams and self.parallel:
             raise ForerunError(f"model {self.name}: several residual streams need halves in turn, not parallel: true")
         if self.pooler_classes and not self.pooler:

@@ -27,6 +27,8 @@ from forerun.describe.plan.compressed_rules import (
     unsplit_pairs_why,
 )
 from forerun.describe.plan.expert_rules import (
+    parted_attention_experts,
+    parted_attention_experts_why,
     uneven_experts,
     uneven_experts_why,
     unlisted_loads,
@@ -457,6 +459,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("sequence does not split over cp and tp", _sequence, _sequence_why),
     Rule("context parallelism does not fit attention", _context, _context_why),
     Rule("experts do not split over ep", uneven_experts, uneven_experts_why),
+    Rule("experts of the attention do not split", parted_attention_experts, parted_attention_experts_why),
     Rule("loads of other experts than the model's", unlisted_loads, unlisted_loads_why),
     Rule("shared experts without an exchange beside them", unpaired_shared_experts, unpaired_shared_experts_why),
     Rule("expert_overlap without passes to pair", unpaired_overlap, unpaired_overlap_why),

@@ -122,3 +122,13 @@ def unpaired_overlap_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
             f" {plan.activation_offload:g}"
         )
     return f"expert_overlap needs one of {', '.join(_OVERLAPPED)}, not {plan.pp_schedule}"
+
+
+def parted_attention_experts(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    """Says in which plans tp would part experts that are an attention's projections."""
+    return (model.attention_experts > 0) & (plan.tp > 1)
+
+
+def parted_attention_experts_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    """Explains the refusal of one plan."""
+    return f"tp {plan.tp} does not split the {model.attention_experts} experts of the attention of {model.name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forerun.describe.kernels.attention import attention_kernel
 from forerun.describe.plan.rules import drops_attention
+from forerun.sources.symbolic.attention_experts import output_of_experts
 from forerun.sources.symbolic.attention_kernel import kernel_name, kernel_op, kernel_tape_op, kernel_tensors
 from forerun.sources.symbolic.compressed import grouped_output
 from forerun.sources.symbolic.context_parallel import context_parallel
@@ -29,6 +30,9 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
     kernels, shapes = section.kernels, section.kernels.shapes
     inside = _difference(section, module) if kernels.model.differential else "o"
     rows = _output_gate(section, inside, module)
+    if kernels.model.attention_experts:
+        output_of_experts(section, rows, y, module)
+        return
     if kernels.model.compressed:
         grouped_output(section, kernels.model.compressed, rows, y, module)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forerun.describe.model.parameters import own_kv, qk_norm_widths
 from forerun.describe.stacks.stack import NormStyle, Stack
+from forerun.sources.symbolic.attention_experts import queries_of_experts
 from forerun.sources.symbolic.compressed import compressed_inputs, key_name
 from forerun.sources.symbolic.indexer import indexer
 from forerun.sources.symbolic.linear import Section
@@ -23,7 +24,9 @@ def queries_keys_values(section: Section, x: str, module: int) -> None:
         compressed_inputs(section, model.compressed, x, module)
         _layout_copies(section, module)
         return
-    if model.mla:
+    if model.attention_experts:
+        queries_of_experts(section, x, module)
+    elif model.mla:
         _latent_projections(section, x, module)
     else:
         _projections(section, x, module)
@@ -190,7 +193,8 @@ def _rope_and_norms(section: Section, module: int) -> None:
 
 def _fused(section: Section) -> bool:
     """Returns whether one product makes queries, keys and values."""
-    return section.kernels.stack.fused_qkv and not section.kernels.model.mla
+    model = section.kernels.model
+    return section.kernels.stack.fused_qkv and not (model.mla or model.attention_experts)
 
 
 def _norms_values(section: Section) -> bool:

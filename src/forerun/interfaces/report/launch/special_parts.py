@@ -28,6 +28,7 @@ def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:
         (model.qk_conv_taps > 0, "convolutions of queries and keys"),
         (model.residual_scales, "scales on the residual stream"),
         (any(kind.shared_block for kind in model.kinds), "blocks that layers share"),
+        (model.attention_experts > 0, "experts of the attention"),
         (model.shared_kv, "keys and values that layers share"),
         (model.equal_kv, "one projection for keys and values"),
         (model.layer_input > 0, "inputs of each layer's own"),
