@@ -53,10 +53,13 @@ result["model copy"] = [len(list(copy.deepcopy(model).parameters())), len(list(m
 # moves
 moved = nn.Linear(4, 2)
 before = moved.weight
+before.label = "kept"
 moved.to("cuda")
 result["moved"] = [moved.weight is before, str(moved.weight.device), moved.weight.requires_grad]
 moved.to("cuda")
 result["moved again"] = moved.weight is before
+moved.half()
+result["label"] = [moved.weight.label, str(moved.weight.dtype), hasattr(moved.bias, "label")]
 other = torch.zeros(5)
 other.data = torch.ones(2, 2, device=cuda)
 result["exchanged"] = [str(other.device), list(other.shape)]
@@ -159,6 +162,9 @@ def test_copies_are_deep_but_for_memory_and_share_what_the_original_shares(answe
 def test_a_parameter_stays_the_same_object_where_it_moves(answers):
     assert answers["moved"] == [True, "cuda:0", True]
     assert answers["moved again"]
+    assert answers["label"] == ["kept", "torch.float16", False], (
+        "attributes that a program sets stay, as with plain data"
+    )
     assert answers["exchanged"] == ["cuda:0", [2, 2]]
     assert answers["held"] == ["cuda:0", [7] * 4, True, True]
 

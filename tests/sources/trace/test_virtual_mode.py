@@ -17,6 +17,8 @@ def answers(tmp_path_factory):
         result["sizes"] = real(torch.empty(MOST), torch.empty(MOST + 1), torch.zeros(2048, 2048),
                                torch.zeros(2048, 2049), torch.ones(size=(2048, 2049)), torch.full((2, MOST), 1.0),
                                torch.arange(MOST), torch.arange(MOST + 1), torch.empty_strided((2, MOST), (MOST, 1)))
+        result["indices"] = real(torch.empty(MOST + 1, dtype=torch.uint16, pin_memory=True),
+                                 torch.empty(MOST + 1, dtype=torch.int64), torch.empty(MOST + 1, dtype=torch.int8))
         result["devices"] = real(torch.ones(2), torch.ones(2, device="cuda"), torch.ones(2, device="cpu"))
         result["parameters"] = real(nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, device="cuda")).data)
 
@@ -108,6 +110,7 @@ SYNC, BESIDE = True, False
 
 def test_tensors_of_the_host_are_real_up_to_a_size(answers):
     assert answers["sizes"] == [True, False, True, False, False, False, True, False, False]
+    assert answers["indices"] == [True, True, False], "buffers into which a program reads its data"
     assert answers["devices"] == [True, False, True]
     assert answers["parameters"] == [False, False], "so that modules can move them"
     assert answers["large"] == [False, True]

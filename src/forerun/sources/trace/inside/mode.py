@@ -28,6 +28,7 @@ from forerun.sources.trace.inside.values import Oracle, known_value, set_value
 aten = torch.ops.aten
 _LARGEST_REAL = 1 << 22
 """The largest tensor, in elements, that a program makes on the CPU and that is real."""
+_INDICES = (torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64, torch.int64)
 _DEVICE = torch.ops.prim.device.default
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -84,7 +85,7 @@ class VirtualMode(TorchDispatchMode):
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
             return self._on_fakes(func, types, tensors, args, kwargs)
-        if not tensors and (device is None or torch.device(device).type == "cpu") and _large(args, kwargs):
+        if not tensors and (device is None or torch.device(device).type == "cpu") and _large(func, args, kwargs):
             return self._on_fakes(func, types, tensors, args, kwargs)
         return func(*args, **kwargs)
 
@@ -306,8 +307,13 @@ def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
     return found
 
 
-def _large(args: Any, kwargs: Any) -> bool:
-    """Returns whether a factory makes a large tensor; its first argument that is a list of numbers is the size."""
+def _large(func: Any, args: Any, kwargs: Any) -> bool:
+    """Returns whether a factory makes a large tensor; its first argument that is a list of numbers is the size.
+
+    An empty tensor of indices is a buffer into which the program reads its data, and not large.
+    """
+    if func is aten.empty.memory_format and kwargs.get("dtype") in _INDICES:
+        return False
     for value in (*args, kwargs.get("size", ())):
         if isinstance(value, (list, tuple, torch.Size)) and value and all(type(v) is int for v in value):
             return prod(value) > _LARGEST_REAL

@@ -29,7 +29,7 @@ from forerun.sources.trace.inside import list_operators
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.recorder import Recorder
 from forerun.sources.trace.inside.unseen import stand_in
-from forerun.sources.trace.inside.values import share_value
+from forerun.sources.trace.inside.values import KNOWN, share_value
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
 _FIRST_ADDRESS = 1 << 44
@@ -81,14 +81,18 @@ def _fake_parameters(mode: VirtualMode) -> None:
 
 def _swap_without_weakrefs() -> None:
     """Prevents `_apply(): Couldn't swap Linear.weight`: the fake mode keeps weak references to the tensors that it
-    made."""
+    made. Attributes that the program has set on a parameter stay, as where `_apply` sets the data of a plain one."""
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda _: [])
     swap = torch.utils.swap_tensors
 
     def swap_tensors(one: Any, other: Any) -> None:
         # A parameter that DDP refers to can't be swapped, and need not be where `to` changes nothing.
-        if not _same_memory(one, other):
-            swap(one, other)
+        if _same_memory(one, other):
+            return
+        own = vars(one).keys() - vars(other).keys() - {KNOWN} if type(one) is type(other) else ()
+        swap(one, other)
+        for name in own:
+            vars(one)[name] = vars(other).pop(name)
 
     torch.utils.swap_tensors = stand_in(swap, swap_tensors)
 

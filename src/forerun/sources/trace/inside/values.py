@@ -22,6 +22,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
+KNOWN = "_forerun_known"
+"""The attribute of a fake tensor that holds its value."""
 _MOST_FLOATS = 1 << 16
 _MOST_INTEGERS = 1 << 21
 _CPU = torch.device("cpu")
@@ -40,23 +42,30 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
     """Returns the value of a tensor where it is known. A real CPU tensor is its own value."""
     if not isinstance(tensor, FakeTensor):
         return tensor if tensor.device.type == "cpu" else None
-    known = tensor.__dict__.get("_forerun_known")
+    known = tensor.__dict__.get(KNOWN)
     return known.value if known is not None and known.holds[0] else None
 
 
 def set_value(tensor: torch.Tensor, value: torch.Tensor, holds: list[bool] | None = None) -> None:
     """Makes `value` the known value of fake `tensor`; the views of one storage share `holds`."""
     if isinstance(tensor, FakeTensor) and _small(value):
-        tensor.__dict__["_forerun_known"] = _Known(value, [True] if holds is None else holds)
+        tensor.__dict__[KNOWN] = _Known(value, [True] if holds is None else holds)
 
 
 def share_value(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Gives fake `tensor` the known value of fake `other`, whose storage it shares."""
-    known = other.__dict__.get("_forerun_known")
+    known = other.__dict__.get(KNOWN)
     if known is None:
-        tensor.__dict__.pop("_forerun_known", None)
+        tensor.__dict__.pop(KNOWN, None)
     else:
-        tensor.__dict__["_forerun_known"] = known
+        tensor.__dict__[KNOWN] = known
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Makes the value of a fake tensor, and of all views of its storage, unknown."""
+    known = tensor.__dict__.get(KNOWN) if isinstance(tensor, FakeTensor) else None
+    if known is not None:
+        known.holds[0] = False
 
 
 def _small(tensor: torch.Tensor) -> bool:
@@ -88,18 +97,18 @@ class Oracle:
             self._guess(func, args, kwargs, out)
             if func not in _KEEPS_VALUE:
                 for tensor in written:
-                    self._forget(tensor)
+                    forget(tensor)
             return
         outputs = [t for t in _flat(out) if isinstance(t, FakeTensor)]
         if not all(_small(t) for t in outputs) or not all(_small(v) for v in values if v is not None):
             for tensor in written:
-                self._forget(tensor)
+                forget(tensor)
             return
         try:
             real = _ON_CPU.get(func, func)(*_real(args), **_real(kwargs))
         except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
             for tensor in written:
-                self._forget(tensor)
+                forget(tensor)
             return
         roots = {v.untyped_storage()._cdata: t for t, v in zip(tensors, values, strict=True) if v is not None}
         for fake, value in zip(_flat(out), _flat(real), strict=False):
@@ -107,7 +116,7 @@ class Oracle:
                 root = roots.get(value.untyped_storage()._cdata)
                 if root is fake:
                     continue
-                known = None if root is None else root.__dict__.get("_forerun_known")
+                known = None if root is None else root.__dict__.get(KNOWN)
                 set_value(fake, value, None if known is None else known.holds)
 
     def overwritten(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -115,7 +124,7 @@ class Oracle:
         if tensors and self.on_write is not None:
             self.on_write(tensors)
         for tensor in tensors:
-            self._forget(tensor)
+            forget(tensor)
 
     def _written(self, func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
         places = self._writes.get(func)
@@ -129,12 +138,6 @@ class Oracle:
         for i, name in places:
             found += _tensors_of(args[i] if i < len(args) else kwargs.get(name))
         return found
-
-    @staticmethod
-    def _forget(tensor: torch.Tensor) -> None:
-        known = tensor.__dict__.get("_forerun_known") if isinstance(tensor, FakeTensor) else None
-        if known is not None:
-            known.holds[0] = False
 
     # -- what nobody can know ---------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from forerun.sources.trace.inside.values import forget
+
 _Op: Any = dist.ReduceOp
 
 
@@ -83,10 +85,3 @@ class Values:
                 return
             for tensor, result in zip(outputs, answer(real), strict=True):
                 self.put(tensor, result)
-
-
-def forget(tensor: torch.Tensor) -> None:
-    """Makes the data of a fake tensor unknown."""
-    known = tensor.__dict__.get("_forerun_known") if isinstance(tensor, FakeTensor) else None
-    if known is not None:
-        known.holds[0] = False
