@@ -135,7 +135,7 @@ def test_memory_lives_from_its_first_write_or_the_start_to_its_last_read_or_for_
         comp(1000, 1000, (2,), inputs=[late]),
     ]
     one = trace(nodes)
-    lowered = replay([one] * 2, {}, machine()).program.traces[0]
+    lowered = replay([one] * 2, {}, machine()).traces[0]
     time = np.arange(4)
     assert peak_memory(lowered, time, time + 1, time) == (1234, 1000)
     # late is written only after its only read has ended: it lives from the start

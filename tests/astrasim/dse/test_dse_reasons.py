@@ -52,9 +52,9 @@ def test_communication_is_over_the_axes_that_have_several_ranks(pair):
 def exposed_by_hand(replayed, rank):
     """ns in which a rank does not compute, by what is under way; every ns on its own."""
     actor = replayed.actor_of_rank[rank]
-    lowered, first = replayed.program.traces[actor], replayed.program.nodes.first
+    lowered = replayed.traces[actor]
     kinds = lowered.trace.kind[lowered.row].tolist()
-    result, rows = replayed.run.result, slice(int(first[actor]), int(first[actor + 1]))
+    result, rows = replayed.run.result, replayed.rows(actor)
     spans = [*zip(kinds, result.start_ns[rows].tolist(), result.end_ns[rows].tolist(), strict=True)]
     found = dict.fromkeys(("queued", "receive", "idle"), 0)
     ticks = sorted({0, *(tick for _, start, end in spans for tick in (start, end))})

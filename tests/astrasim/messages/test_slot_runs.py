@@ -21,10 +21,11 @@ def run(*ranks, topology="fully-connected", order="ascending", fold=False, aware
     """(start, end) of the nodes of each rank, and when each rank is done. Durations of compute nodes are in us."""
     network = parse_topology(f"{topology}:{len(ranks)}@1GBps/{LATENCY_NS}")
     found = replay([trace(nodes, ids) for nodes in ranks], {}, Machine(SYSTEM, network, aware=aware), order, fold)
-    nodes, result = found.program.nodes, found.run.result
+    result = found.run.result
     spans = list(zip(result.start_ns.tolist(), result.end_ns.tolist(), strict=True))
-    rows = [(nodes.first[actor], nodes.first[actor + 1]) for actor in found.actor_of_rank]
-    return [spans[a:b] for a, b in rows], [int(result.finish_ns[actor]) for actor in found.actor_of_rank]
+    return [spans[found.rows(actor)] for actor in found.actor_of_rank], [
+        int(result.finish_ns[actor]) for actor in found.actor_of_rank
+    ]
 
 
 def work(duration_us, after=(), **more):

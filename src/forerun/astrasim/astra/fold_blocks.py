@@ -7,31 +7,29 @@ groups inside it message by message. A group across blocks joins equal ranks, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.fold_ranks import CollectiveTimes, Folded, Signature, ring_signature, with_times
-from forerun.astrasim.astra.lower import IssueOrder, LoweredTrace, lower_program
+from forerun.astrasim.astra.lower import IssueOrder, lower_program
+from forerun.astrasim.astra.ranks import LoweredRanks, groups_of_all
 from forerun.astrasim.astra.symmetry import distances
 from forerun.astrasim.chakra.trace import CommGroups
-from forerun.astrasim.messages.slots import COLLECTIVE, RECV, SEND
+from forerun.astrasim.messages.slots import COLLECTIVE
+from forerun.common.arrays import positions
 from forerun.core.network.network_file import Network
 from forerun.core.program.types import I64
 
 
 def fold_blocks(
-    lowered: Sequence[LoweredTrace], comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
+    lowered: LoweredRanks, comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
 ) -> Folded | None:
     """Returns the program of the first block of ranks; None if ranks one block apart differ or exchange messages."""
     first = lowered[0]
-    is_message = (first.action == SEND) | (first.action == RECV)
-    alike = all(one.row is first.row and not one.trace.involved_dims for one in lowered)
-    if order == "march-2025" or not alike or is_message.any():
+    if order == "march-2025" or len(lowered.of_class) > 1 or first.has_messages or first.trace.involved_dims:
         return None
     used = np.unique(first.trace.group[first.row[first.action == COLLECTIVE]]).tolist()
-    members = {g: _members(lowered, comm_groups, g) for g in used}
+    members = {g: _members(groups_of_all(lowered, comm_groups, g)) for g in used}
     rings: dict[int, Signature | None] = {}
     for g, table in members.items():
         if table is None or table.shape[1] == len(lowered):
@@ -47,21 +45,16 @@ def fold_blocks(
         (actor, g): ring for g, ring in rings.items() if g not in inside and ring is not None for actor in range(block)
     }
     tables = CollectiveTables(times.system, [dim.n_npus for dim in times.network.dims])
-    groups = [one.trace.group_names for one in lowered[:block]]
-    program = lower_program(lowered[:block], leaders.tolist(), groups, comm_groups, tables, order)
+    of_block = [lowered[rank] for rank in range(block)]
+    groups = [one.trace.group_names for one in of_block]
+    program = lower_program(of_block, leaders.tolist(), groups, comm_groups, tables, order)
     timed = with_times(program, tables, leaders, signatures, times)
     return None if timed is None else Folded(timed, tables, np.arange(n_ranks) % block)
 
 
-def _members(lowered: Sequence[LoweredTrace], comm_groups: CommGroups, g: int) -> I64 | None:
-    """Returns the members of each rank's group `g`, (ranks, size); None for all ranks, or if sizes differ."""
-    if g < 0:
-        return None
-    groups = [comm_groups.get(one.trace.group_names[g], ()) for one in lowered]
-    if len({len(group) for group in groups}) != 1 or any(rank not in group for rank, group in enumerate(groups)):
-        return None
-    table = np.array(groups, np.int64)
-    return table if table.min() >= 0 and table.max() < len(lowered) else None
+def _members(groups: I64 | None) -> I64 | None:
+    """Returns the members of each rank's group, (ranks, size)."""
+    return None if groups is None else groups[positions(groups.reshape(-1)) // groups.shape[1]]
 
 
 def _block(members: dict[int, I64], inside: set[int]) -> tuple[int, set[int]]:

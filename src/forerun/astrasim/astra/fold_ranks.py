@@ -18,11 +18,11 @@ from forerun.astrasim.astra.fabric import fabric_of
 from forerun.astrasim.astra.lower import (
     IssueOrder,
     LoweredProgram,
-    LoweredTrace,
     Messages,
     lower_program,
     match_messages,
 )
+from forerun.astrasim.astra.ranks import LoweredRanks
 from forerun.astrasim.astra.run import run_program
 from forerun.astrasim.astra.single import chain_of
 from forerun.astrasim.astra.symmetry import delays_ns, distances, is_symmetric
@@ -82,15 +82,14 @@ class Folded:
 
 
 def fold_classes(
-    lowered: Sequence[LoweredTrace], comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
+    lowered: LoweredRanks, comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
 ) -> Folded | None:
     """Returns the program of one rank of each class, or None if ranks of a class see different distances.
 
     No two ranks are alike under the hashed issue policy, as it depends on node ids, which differ from rank to rank.
     """
-    numbers: dict[int, int] = {}
-    classes = np.array([numbers.setdefault(id(trace.row), len(numbers)) for trace in lowered], np.int64)
-    if order == "march-2025" or len(numbers) == len(lowered):
+    classes = lowered.class_of_rank
+    if order == "march-2025" or len(lowered.of_class) == len(lowered):
         return None
     network = times.network
     leaders = np.unique(classes, return_index=True)[1]
@@ -107,7 +106,7 @@ def fold_classes(
 
 
 def fold_collectives(
-    lowered: Sequence[LoweredTrace], comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
+    lowered: LoweredRanks, comm_groups: CommGroups, times: CollectiveTimes, order: IssueOrder
 ) -> Folded | None:
     """Returns the program of all ranks with known collectives, or None if a group's ranks see different distances.
 
@@ -116,7 +115,8 @@ def fold_collectives(
     signatures: dict[tuple[int, int], Signature] = {}
     numbers: dict[str, int] = {}
     group_of: list[I64] = []
-    for rank, one in enumerate(lowered):
+    of_ranks = list(lowered)
+    for rank, one in enumerate(of_ranks):
         trace = one.trace
         if trace.involved_dims:
             return None
@@ -132,8 +132,8 @@ def fold_collectives(
     dims = [dim.n_npus for dim in times.network.dims]
     tables = CollectiveTables(times.system, dims)
     ranks = np.arange(len(lowered))
-    groups = [one.trace.group_names for one in lowered]
-    program = lower_program(lowered, ranks.tolist(), groups, comm_groups, tables, order)
+    groups = [one.trace.group_names for one in of_ranks]
+    program = lower_program(of_ranks, ranks.tolist(), groups, comm_groups, tables, order)
     joined = np.flatnonzero(program.nodes.action == COLLECTIVE)
     timed = with_times(program, tables, ranks, signatures, times)
     if timed is None:
@@ -142,9 +142,10 @@ def fold_collectives(
     return Folded(timed, tables, ranks, np.stack([joined, np.concatenate(group_of)[joined]], axis=1), sizes)
 
 
-def _fold_messages(lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, network: Network) -> Messages | None:
+def _fold_messages(lowered: LoweredRanks, classes: I64, leaders: I64, network: Network) -> Messages | None:
     """Returns the sends and receives of the leaders; None if a class sends to several classes or distances."""
-    full = match_messages(lowered, range(len(lowered)), network.n_npus)
+    talking = list(lowered) if any(one.has_messages for one in lowered.of_class) else []
+    full = match_messages(talking, range(len(talking)), network.n_npus)
     n_leaders = len(leaders)
     if not len(full.node):
         return full
@@ -179,13 +180,14 @@ def _fold_messages(lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, 
 
 
 def _signatures(
-    lowered: Sequence[LoweredTrace], classes: I64, leaders: I64, comm_groups: CommGroups, times: CollectiveTimes
+    lowered: LoweredRanks, classes: I64, leaders: I64, comm_groups: CommGroups, times: CollectiveTimes
 ) -> dict[tuple[int, int], Signature] | None:
     """Returns the signature of each (class, group); None if a group spans classes or its ranks differ in distances."""
     signatures: dict[tuple[int, int], Signature] = {}
     for c, leader in enumerate(leaders.tolist()):
-        trace = lowered[leader].trace
-        used = np.unique(trace.group[lowered[leader].row[lowered[leader].action == COLLECTIVE]])
+        of_leader = lowered[leader]
+        trace = of_leader.trace
+        used = np.unique(trace.group[of_leader.row[of_leader.action == COLLECTIVE]])
         if trace.involved_dims:
             return None
         for g in used.tolist():
@@ -194,7 +196,7 @@ def _signatures(
                     return None
                 signatures[c, g] = ("all",)
                 continue
-            names = {lowered[rank].trace.group_names[g] for rank in np.flatnonzero(classes == c).tolist()}
+            names = {lowered.group_names[rank][g] for rank in np.flatnonzero(classes == c).tolist()}
             groups = [comm_groups.get(name, ()) for name in sorted(names)]
             members = sorted(rank for group in groups for rank in group)
             inside = np.array_equal(members, np.flatnonzero(classes == c))

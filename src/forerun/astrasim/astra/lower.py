@@ -54,6 +54,11 @@ class LoweredTrace:
     def __len__(self) -> int:
         return len(self.row)
 
+    @property
+    def has_messages(self) -> bool:
+        """Returns whether some node is a send or a receive."""
+        return bool(((self.action == SEND) | (self.action == RECV)).any())
+
 
 @dataclass(frozen=True)
 class LoweredProgram:

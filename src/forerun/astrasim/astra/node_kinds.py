@@ -26,9 +26,8 @@ def kinds_of_ranks(replay: Replay) -> list[tuple[str, ...]]:
     Compute and communication are in ASTRA-sim's order; builds that list kinds so have no others.
     """
     of_actor = []
-    for actor, lowered in enumerate(replay.program.traces):
-        rows = slice(*replay.program.nodes.first[actor : actor + 2])
-        of_actor.append(_kinds(lowered, replay.run.result.start_ns[rows]))
+    for actor, lowered in enumerate(replay.traces):
+        of_actor.append(_kinds(lowered, replay.run.result.start_ns[replay.rows(actor)]))
     return [of_actor[actor] for actor in replay.actor_of_rank]
 
 

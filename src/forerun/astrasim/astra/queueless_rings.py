@@ -84,9 +84,7 @@ def with_closed_forms(program: LoweredProgram, tables: CollectiveTables, network
     at = np.flatnonzero(nodes.action == COLLECTIVE)
     rings = {call: ring_of(tables, call) for call in np.unique(nodes.target[at]).tolist()}
     by_messages = {
-        tables.communicator_of(call)
-        for call, ring in rings.items()
-        if ring is None or _longest_ns(ring, network) > _MOST_NS
+        tables.communicator_of(call) for call, ring in rings.items() if ring is None or not is_countable(ring, network)
     }
     known = {
         call: ring
@@ -160,11 +158,11 @@ def _delays(network: Network, ring: Ring) -> I64:
     return delays_ns(network, ring.members, np.roll(ring.members, -1), size)
 
 
-def _longest_ns(ring: Ring, network: Network) -> float:
-    """Returns more than a collective takes from when its last member begins: every hop as slow as any may be."""
+def is_countable(ring: Ring, network: Network) -> bool:
+    """Returns whether 64 bits can count the ns of a ring from when its last member begins, with hops as slow as any."""
     hop_ns = network.n_npus * max(dim.latency_ns for dim in network.dims)
     hop_ns += ring.message_bytes / min(network.bytes_per_ns(d) for d in range(len(network.dims)))
-    return ring.rounds * (ring.packets_ns + ring.n_messages * hop_ns)
+    return ring.rounds * (ring.packets_ns + ring.n_messages * hop_ns) <= _MOST_NS
 
 
 def _tables_of(rings: dict[int, Ring], tables: CollectiveTables, network: Network) -> ClosedForms:

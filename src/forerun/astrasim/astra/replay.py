@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from forerun.astrasim.astra.collectives import CollectiveTables
 from forerun.astrasim.astra.fabric import fabric_of
 from forerun.astrasim.astra.fold_blocks import fold_blocks
-from forerun.astrasim.astra.fold_ranks import CollectiveTimes, fold_classes, fold_collectives
-from forerun.astrasim.astra.lower import (
-    IssueOrder,
-    LoweredProgram,
-    LoweredTrace,
-    in_hashed_order,
-    lower_program,
-    lower_trace,
-)
+from forerun.astrasim.astra.fold_histories import run_histories
+from forerun.astrasim.astra.fold_ranks import CollectiveTimes, Folded, fold_classes, fold_collectives
+from forerun.astrasim.astra.lower import IssueOrder, LoweredProgram, LoweredTrace, lower_program
 from forerun.astrasim.astra.queueless_rings import with_closed_forms
+from forerun.astrasim.astra.ranks import LoweredRanks, lower_ranks
 from forerun.astrasim.astra.remote_memory import NO_EXPANSION, RemoteMemory
 from forerun.astrasim.astra.run import Deadlock, SlotRun, UnequalCalls, run_program
 from forerun.astrasim.astra.statistics import RankStatistics, rank_statistics
 from forerun.astrasim.astra.system import System
-from forerun.astrasim.chakra.trace import CommGroups, RankTrace, same_columns
+from forerun.astrasim.chakra.trace import CommGroups, RankTrace, TracesByClass
 from forerun.common.errors import ForerunError
 from forerun.core.network.network_file import Network
 from forerun.core.program.types import I64
@@ -60,7 +55,10 @@ class Replay:
 
     statistics: tuple[RankStatistics, ...]
     """statistics of each rank"""
-    program: LoweredProgram
+    traces: tuple[LoweredTrace, ...]
+    """of each simulated rank"""
+    first: I64
+    """(simulated ranks + 1,) first node of each simulated rank in the result of `run`"""
     run: SlotRun
     actor_of_rank: tuple[int, ...]
     """the simulated rank that stands for each rank"""
@@ -70,9 +68,13 @@ class Replay:
         """Returns the time at which the last rank finishes."""
         return max(rank.wall_cycles_finished for rank in self.statistics)
 
+    def rows(self, actor: int) -> slice:
+        """Returns where the nodes of a simulated rank are in the result of `run`."""
+        return slice(int(self.first[actor]), int(self.first[actor + 1]))
+
 
 def replay(
-    traces: Sequence[RankTrace],
+    traces: Sequence[RankTrace] | TracesByClass,
     comm_groups: CommGroups,
     machine: Machine,
     order: IssueOrder = "ascending",
@@ -90,17 +92,12 @@ def replay(
     n_ranks = machine.network.n_npus
     if len(traces) != n_ranks:
         raise ForerunError(f"the network has {n_ranks} ranks, but there are traces of {len(traces)}")
-    lowered = _lower(traces, machine, order)
+    lowered = lower_ranks(traces, machine.system, machine.memory, order)
     times = times or CollectiveTimes(machine.system, machine.network)
     if fold and machine.folds:
-        for folding in (fold_classes, fold_blocks, fold_collectives):
-            folded = folding(lowered, comm_groups, times, order)
-            if folded is None:
-                continue
-            with suppress(Deadlock):  # the run of every rank says more about who waits for what
-                program, run = _run(folded.program, folded.tables, machine)
-                if folded.holds(run.result):
-                    return _replay(program, run, folded.actor_of_rank, machine.system)
+        found = _fold(lowered, comm_groups, machine, order, times)
+        if found is not None:
+            return found
     dims = [dim.n_npus for dim in machine.network.dims]
     tables = CollectiveTables(
         machine.system,
@@ -109,10 +106,38 @@ def replay(
         machine.injection_scale,
         own_group_algorithms=machine.own_group_algorithms,
     )
-    groups = [trace.group_names for trace in traces]
-    program = lower_program(lowered, range(n_ranks), groups, comm_groups, tables, order)
+    program = lower_program(list(lowered), range(n_ranks), lowered.group_names, comm_groups, tables, order)
     program, run = _run(program, tables, machine, fold)
-    return _replay(program, run, np.arange(n_ranks), machine.system)
+    return _replay(program.traces, program.nodes.first, run, np.arange(n_ranks), machine.system)
+
+
+def _fold(
+    lowered: LoweredRanks, comm_groups: CommGroups, machine: Machine, order: IssueOrder, times: CollectiveTimes
+) -> Replay | None:
+    """Replays with fewer ranks or known collectives; returns None if the ranks are not provably alike."""
+    found = _of_folded(fold_classes(lowered, comm_groups, times, order), machine)
+    if found is not None:
+        return found
+    histories = run_histories(lowered, comm_groups, machine.system, machine.network, order)
+    if histories is not None:
+        n = len(histories.run.result.finish_ns)
+        first = len(lowered.of_class[0]) * np.arange(n + 1)
+        return _replay(lowered.of_class * n, first, histories.run, histories.of_rank, machine.system)
+    found = _of_folded(fold_blocks(lowered, comm_groups, times, order), machine)
+    if found is not None:
+        return found
+    return _of_folded(fold_collectives(lowered, comm_groups, times, order), machine)
+
+
+def _of_folded(folded: Folded | None, machine: Machine) -> Replay | None:
+    """Returns the replay of a folded program, None if there is none or its run does not confirm what it assumes."""
+    if folded is None:
+        return None
+    with suppress(Deadlock):  # the run of every rank says more about who waits for what
+        program, run = _run(folded.program, folded.tables, machine)
+        if folded.holds(run.result):
+            return _replay(program.traces, program.nodes.first, run, folded.actor_of_rank, machine.system)
+    return None
 
 
 def _run(
@@ -127,24 +152,11 @@ def _run(
     return program, run_program(program, tables, fabric)
 
 
-def _replay(program: LoweredProgram, run: SlotRun, actor_of_rank: I64, system: System) -> Replay:
-    first, result, of_actor = program.nodes.first, run.result, []
-    for actor, trace in enumerate(program.traces):
+def _replay(traces: tuple[LoweredTrace, ...], first: I64, run: SlotRun, actor_of_rank: I64, system: System) -> Replay:
+    result, of_actor = run.result, []
+    for actor, trace in enumerate(traces):
         rows = slice(first[actor], first[actor + 1])
         start_ns, end_ns, done_order = result.start_ns[rows], result.end_ns[rows], result.done_order[rows]
         of_actor.append(rank_statistics(trace, system, start_ns, end_ns, done_order, int(result.finish_ns[actor])))
     actors = tuple(actor_of_rank.tolist())
-    return Replay(tuple(of_actor[actor] for actor in actors), program, run, actors)
-
-
-def _lower(traces: Sequence[RankTrace], machine: Machine, order: IssueOrder) -> list[LoweredTrace]:
-    """Lowers every trace; traces with equal columns share the result."""
-    done: list[LoweredTrace] = []
-    lowered = []
-    for rank, trace in enumerate(traces):
-        found = next((one for one in done if same_columns(trace, one.trace, one.row)), None)
-        if found is None:
-            found = lower_trace(trace, machine.system, machine.memory, f"rank {rank}")
-            done.append(found)
-        lowered.append(found if found.trace is trace else replace(found, trace=trace))
-    return [in_hashed_order(one) for one in lowered] if order == "march-2025" else lowered
+    return Replay(tuple(of_actor[actor] for actor in actors), traces, first, run, actors)

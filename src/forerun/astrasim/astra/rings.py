@@ -61,11 +61,10 @@ def rings_of_groups(replay: Replay, traces: Sequence[RankTrace], groups: CommGro
     A group of all ranks has no ring of its own.
     """
     found: list[GroupRing] = []
-    nodes = replay.program.nodes
     for rank, actor in enumerate(replay.actor_of_rank):
-        lowered, trace = replay.program.traces[actor], traces[rank]
+        lowered, trace = replay.traces[actor], traces[rank]
         node = np.flatnonzero(lowered.action == COLLECTIVE)
-        start_ns = replay.run.result.start_ns[nodes.first[actor] + node]
+        start_ns = replay.run.result.start_ns[replay.rows(actor)][node]
         first: dict[tuple[int, int], int] = {}
         for row, start in zip(lowered.row[node].tolist(), start_ns.tolist(), strict=True):
             if trace.group[row] >= 0 and row not in (trace.involved_dims or {}):

@@ -78,11 +78,25 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
         capacity *= 8
         if capacity > _LARGEST:
             raise ForerunError("more messages are under way at the same time than the simulation can hold")
-    if (result.end_ns < result.start_ns)[result.end_ns >= 0].any() or result.end_ns.max(initial=0) > _LATEST_NS:
+    if _is_too_long(result):
         raise ForerunError("it takes longer than a simulation can count in ns; check bandwidths, latencies and sizes")
-    if (result.finish_ns < 0).any() or (result.end_ns < 0).any():
+    if _is_unfinished(result):
         raise Deadlock(_deadlock(program, result))
     return SlotRun(result, engine.traffic.link_used_ns, engine.traffic.link_bytes, int(engine.calendar.clock[SEQUENCE]))
+
+
+def is_void(result: Result) -> bool:
+    """Returns whether some node never ran, or times are too large."""
+    return _is_too_long(result) or _is_unfinished(result)
+
+
+def _is_too_long(result: Result) -> bool:
+    late = result.end_ns.max(initial=0) > _LATEST_NS
+    return bool(late or (result.end_ns < result.start_ns)[result.end_ns >= 0].any())
+
+
+def _is_unfinished(result: Result) -> bool:
+    return bool((result.finish_ns < 0).any() or (result.end_ns < 0).any())
 
 
 def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, capacity: int) -> Engine:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from forerun.astrasim.astra.lower import LoweredTrace
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import NodeKind
-from forerun.common.arrays import union
+from forerun.common.arrays import positions, union
 from forerun.core.program.types import I64
 
 Mask = npt.NDArray[np.bool_]
@@ -103,20 +103,20 @@ def peak_memory(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_order: I
     n = len(trace.tensor_bytes)
     if not n:
         return PeakMemory(0, 0)
-    when_done, at_start, at_end = (np.empty(len(trace), np.int64) for _ in range(3))
-    when_done[lowered.row], at_start[lowered.row], at_end[lowered.row] = done_order, start_ns, end_ns
-    birth, death = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
-    first_write, first_read = np.full(n, np.iinfo(np.int64).max), np.full(n, np.iinfo(np.int64).max)
-    writer = np.repeat(np.arange(len(trace)), np.diff(trace.output_ptr))
-    reader = np.repeat(np.arange(len(trace)), np.diff(trace.input_ptr))
-    np.minimum.at(first_write, trace.output_tensor, when_done[writer])
-    np.minimum.at(first_read, trace.input_tensor, when_done[reader])
+    when_done = np.empty(len(trace), np.int64)
+    when_done[lowered.row] = done_order
+    ended = positions(done_order)  # nodes in the order of their ends
+    written_at = np.repeat(when_done, np.diff(trace.output_ptr))
+    read_at = np.repeat(when_done, np.diff(trace.input_ptr))
+    never = len(trace)
+    first_write, first_read, last_read = np.full(n, never), np.full(n, never), np.full(n, -1)
+    np.minimum.at(first_write, trace.output_tensor, written_at)
+    np.minimum.at(first_read, trace.input_tensor, read_at)
+    np.maximum.at(last_read, trace.input_tensor, read_at)
     written = first_write < first_read
-    order = np.argsort(when_done[writer], kind="stable")[::-1]
-    birth[trace.output_tensor[order]] = at_start[writer[order]]
-    birth[~written & (first_read < np.iinfo(np.int64).max)] = 0
-    order = np.argsort(when_done[reader], kind="stable")
-    death[trace.input_tensor[order]] = at_end[reader[order]]
+    birth = np.append(start_ns[ended], -1)[first_write]
+    birth[~written & (first_read < never)] = 0
+    death = np.append(end_ns[ended], -1)[last_read]
     alive = birth >= 0
     dies = alive & (death >= 0)
     tick = np.concatenate([birth[alive], death[dies]])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -95,6 +95,27 @@ class RankTrace:
 
     def __len__(self) -> int:
         return len(self.node_id)
+
+
+@runtime_checkable
+class TracesByClass(Protocol):
+    """The traces of all ranks, made on use. Those of a class differ at most in what `same_columns` leaves out."""
+
+    @property
+    def classes(self) -> Sequence[RankTrace]:
+        """Returns the trace of the first rank of each class."""
+
+    @property
+    def class_of_rank(self) -> I32:
+        """Returns the index into `classes` for each rank, (ranks,)."""
+
+    @property
+    def group_names_of_ranks(self) -> Sequence[tuple[str, ...]]:
+        """Returns the names of the communicator groups of each rank, as column `group` of its trace numbers them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rank: int, /) -> RankTrace: ...
 
 
 def new_trace(n: int, **columns: Any) -> RankTrace:

@@ -68,7 +68,7 @@ class Evaluator:
         machine = self.machines[point.system]
         traces = traces_of(self.workloads[point.workload].args(point.strategy))
         times = self._times.setdefault(point.system, CollectiveTimes(machine.system, machine.network))
-        return replay(list(traces), traces.groups, machine, self.issue_order, times=times)
+        return replay(traces, traces.groups, machine, self.issue_order, times=times)
 
 
 def figures_of(result: Replay, axes: Sequence[str]) -> Figures:

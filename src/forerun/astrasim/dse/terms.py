@@ -78,8 +78,8 @@ def terms_of(replay: Replay, last: int, largest: int, axes: Sequence[str]) -> Te
 
 def _of_rank(replay: Replay, rank: int) -> tuple[LoweredTrace, slice]:
     """Returns the trace of the simulated rank that stands for `rank`, and the slice of its nodes."""
-    actor, first = replay.actor_of_rank[rank], replay.program.nodes.first
-    return replay.program.traces[actor], slice(int(first[actor]), int(first[actor + 1]))
+    actor = replay.actor_of_rank[rank]
+    return replay.traces[actor], replay.rows(actor)
 
 
 def _communication(lowered: LoweredTrace, start: I64, end: I64, axes: Sequence[str]) -> list[Communication]:

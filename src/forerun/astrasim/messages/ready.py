@@ -85,19 +85,42 @@ def new_ready(first: I64, slot: I8, key: I64) -> Ready:
 
 
 @kernel
+def push(heap: I64, n: int, node: int) -> None:
+    """Adds a node to a heap of `n` nodes."""
+    i = n
+    while i > 0 and heap[(i - 1) >> 1] > node:
+        heap[i] = heap[(i - 1) >> 1]
+        i = (i - 1) >> 1
+    heap[i] = node
+
+
+@kernel
+def pop_lowest(heap: I64, n: int) -> None:
+    """Removes the lowest of the `n` nodes of a heap, which is its first."""
+    n -= 1
+    node, i = heap[n], 0
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        if child + 1 < n and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] > node:
+            break
+        heap[i] = heap[child]
+        i = child
+    heap[i] = node
+
+
+@kernel
 def add(ready: Ready, actor: int, node: int) -> None:
     """Adds node `node` of `actor`, which has no dependency left."""
     if len(ready.key):
         _insert(ready, actor, node)
         return
     slot = ready.slot[node]
-    heap, base = ready.heap[slot], ready.first[actor]
-    i = ready.n_heap[actor, slot]
-    ready.n_heap[actor, slot] = i + 1
-    while i > 0 and heap[base + ((i - 1) >> 1)] > node:
-        heap[base + i] = heap[base + ((i - 1) >> 1)]
-        i = (i - 1) >> 1
-    heap[base + i] = node
+    push(ready.heap[slot, ready.first[actor] :], ready.n_heap[actor, slot], node)
+    ready.n_heap[actor, slot] += 1
 
 
 @kernel
@@ -109,22 +132,8 @@ def lowest(ready: Ready, actor: int, slot: int) -> int:
 @kernel
 def pop(ready: Ready, actor: int, slot: int) -> None:
     """Removes the node that `lowest` returns."""
-    heap, base = ready.heap[slot], ready.first[actor]
-    n = ready.n_heap[actor, slot] - 1
-    ready.n_heap[actor, slot] = n
-    node = heap[base + n]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
-        if child + 1 < n and heap[base + child + 1] < heap[base + child]:
-            child += 1
-        if heap[base + child] > node:
-            break
-        heap[base + i] = heap[base + child]
-        i = child
-    heap[base + i] = node
+    pop_lowest(ready.heap[slot, ready.first[actor] :], ready.n_heap[actor, slot])
+    ready.n_heap[actor, slot] -= 1
 
 
 @kernel

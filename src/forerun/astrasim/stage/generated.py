@@ -21,7 +21,7 @@ from forerun.astrasim.chakra.trace import CommGroups, RankTrace
 from forerun.astrasim.chakra.writer import write_rank
 from forerun.common.errors import ForerunError
 from forerun.common.files import make_folder, whole_files
-from forerun.core.program.types import I32
+from forerun.core.program.types import I32, I64
 
 
 class GeneratedTraces(ABC):
@@ -69,7 +69,12 @@ class GeneratedTraces(ABC):
 
     def group_names(self, rank: int) -> tuple[str, ...]:
         """Returns the groups of more than one rank that `rank` is in, as column `group` of its trace numbers them."""
-        return groups_of(rank, self.args.degrees, self._stage_order)
+        return names_of_groups(np.array([rank]), self.args.degrees, self._stage_order)[0]
+
+    @cached_property
+    def group_names_of_ranks(self) -> Sequence[tuple[str, ...]]:
+        """Returns `group_names` of all ranks."""
+        return names_of_groups(np.arange(len(self)), self.args.degrees, self._stage_order)
 
     def rank(self, rank: int, names: bool = False) -> RankTrace:
         """Returns the trace of `rank`; `names` adds the names of its nodes and tensors.
@@ -104,21 +109,21 @@ def communicator_groups(degrees: Mapping[str, int], stage_order: Sequence[int]) 
     return found
 
 
-def groups_of(rank: int, degrees: Mapping[str, int], stage_order: Sequence[int]) -> tuple[str, ...]:
-    """Returns the names of the groups of more than one rank that `rank` is in, by dimension."""
-    own, index = divmod(rank, math.prod(degrees.values()))
+def names_of_groups(ranks: I64, degrees: Mapping[str, int], stage_order: Sequence[int]) -> list[tuple[str, ...]]:
+    """Returns the names of the groups of more than one rank that each of `ranks` is in, by dimension."""
+    own, index = np.divmod(ranks, math.prod(degrees.values()))
     place = {degree: index // step % degrees[degree] for degree, step in _steps(degrees).items()}
     n_ranks = len(stage_order) * math.prod(degrees.values())
     before, names = 1, []
-    for degree, ranks in degrees.items():
-        number = stage_order[own]
+    for degree, size in degrees.items():
+        number = np.array(stage_order)[own]
         for other in degrees:
             if other != degree:
                 number = number * degrees[other] + place[other]
-        if ranks > 1:
-            names.append(str(before + number))
-        before += n_ranks // ranks
-    return tuple(names)
+        if size > 1:
+            names.append([str(group) for group in (before + number).tolist()])
+        before += n_ranks // size
+    return list(zip(*names, strict=True)) if names else [()] * len(ranks)
 
 
 def _steps(degrees: Mapping[str, int]) -> dict[str, int]:
