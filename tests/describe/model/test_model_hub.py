@@ -131,8 +131,8 @@ def test_layer_types_of_other_layers_than_are_built_are_one_line() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model_type", ["apertus", "sarvam_mla", "diffllama", "nanochat"])
-def test_families_without_a_reader_have_the_parameters_that_transformers_builds(model_type: str) -> None:
+@pytest.mark.parametrize("model_type", ["apertus", "sarvam_mla", "stablelm", "nanochat"])
+def test_models_read_with_transformers_alone_have_the_parameters_that_transformers_builds(model_type: str) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     if model_type not in transformers.CONFIG_MAPPING:
         pytest.skip(f"this transformers does not know {model_type}")
