@@ -110,6 +110,21 @@ def test_products_are_those_that_torch_counts(name: str) -> None:
     assert tuple(float((counts * program.ops.flops)[counted].sum()) for counts in found) == CASES[name][1:]
 
 
+def test_the_gate_of_a_norm_activates_its_low_rank_alone() -> None:
+    """A.X K2: 256 tokens of 16 elements of 2 bytes, read and written; backward reads them and their gradients."""
+    program = build(spec_of("axk2"), Plan(seq_len=SEQ, activation_checkpointing="none"), load_cluster("h100-sxm"))
+    moved = zip(program.ops.name, program.ops.bytes_read, program.ops.bytes_written, strict=True)
+    found = {name: int(read + written) for name, read, written in moved if name.startswith("gelu")}
+    assert found == {"gelu": 2 * SEQ * 16 * 2, "gelu.backward": 3 * SEQ * 16 * 2}
+
+
+def test_products_without_biases_have_no_gradients_of_biases() -> None:
+    """torchtitan sums the gradient of a bias in a kernel of its own."""
+    for name in ("zamba2", "axk2", "lfm3"):
+        plan = Plan(seq_len=SEQ, activation_checkpointing="none", stack="torchtitan")
+        assert not [op for op in build(spec_of(name), plan, load_cluster("h100-sxm")).ops.name if "bias" in op], name
+
+
 def test_differential_attention_runs_over_each_half_of_the_values() -> None:
     def attention(spec: ModelSpec) -> float:
         program = build(spec, Plan(seq_len=SEQ, activation_checkpointing="none"), load_cluster("h100-sxm"))

@@ -42,6 +42,14 @@ def test_groups_of_every_axis() -> None:
     assert all(group.axis == axis for axis, group in groups.items())
 
 
+def test_ranks_that_hold_the_same_stage_sum_their_gradients() -> None:
+    """DualPipe holds each stage twice: ranks 0 and 1 share it with ranks 4 and 5, at the other end of the pipeline."""
+    groups = groups_of(plan(pp=4, dp_shard=2, n_microbatches=8, pp_schedule="DualPipe", virtual_stages=2), 8)
+    for axis in ("dp_shard", "dp_all", "dp_expert", "dp_expert_all"):
+        assert (groups[axis].size, groups[axis].runs) == (4, ((2, 1), (2, 4))), axis
+    assert groups["pp"].size == 4
+
+
 @pytest.mark.parametrize(
     ("fields", "borders"),
     [
