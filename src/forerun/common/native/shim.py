@@ -3,7 +3,7 @@
 A shim takes the address of words (see `layout`). It checks that each array is what was compiled for and makes numba's
 arrays of their addresses. The caller checks the dtypes of records, which are equal without being the same object. The
 shim then calls the function, and writes one word for each int, bool or float of the result and `2 + dimensions` words
-for each array: the memory that the caller has to release, the first element, the lengths.
+for each array: the memory to release in the end, the first element, the lengths. `runtime.ll` makes arrays of these.
 
 Only the build imports this module, which needs numba. It relies on the beginning of three C structures whose order the
 ABI of CPython (not free-threaded) and of numpy guarantees; the library tests them when it loads.
@@ -40,7 +40,7 @@ def _pointer(context: Any, address: Any) -> Any:
 
 @intrinsic
 def _kept(context: Any, array: Any) -> Any:
-    """Returns the memory of an array, which the shim's caller has to release; 0 where it lies in an argument."""
+    """Returns the memory of an array, which is to be released in the end; 0 where it lies in an argument."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         context.nrt.incref(builder, signature.args[0], arguments[0])
