@@ -130,9 +130,7 @@ def loads_of_topology(exchange: Exchange, gpus: tuple[int, ...], per_node: int, 
     src, dst, weight = messages(exchange, places // per_node)
     if not len(src):
         return ()
-    fabric = fabric_of(network)
-    paths = fabric.topology.routes(places[src].astype(np.int32), places[dst].astype(np.int32))
-    carried = np.bincount(paths.link, np.repeat(weight, paths.hops), len(fabric.bytes_per_s)) / fabric.bytes_per_s
+    carried = _carried(network, places[src], places[dst], weight)
     return tuple((("link", int(link)), float(carried[link] / carried.max())) for link in np.flatnonzero(carried))
 
 
@@ -147,10 +145,15 @@ def longest_s(exchange: Exchange, gpus: tuple[int, ...], per_node: int, network:
     src, dst, sent = volumes(exchange, places // per_node)
     if not len(src):
         return 0.0
+    return float(_carried(network, places[src], places[dst], sent).max())
+
+
+def _carried(network: Network, src: I64, dst: I64, sent: F64) -> F64:
+    """Returns what each link carries over its bandwidth, (links,), if NPUs `src` send `sent` to NPUs `dst`."""
     fabric = fabric_of(network)
-    paths = fabric.topology.routes(places[src].astype(np.int32), places[dst].astype(np.int32))
+    paths = fabric.topology.routes(src.astype(np.int32), dst.astype(np.int32))
     carried = np.bincount(paths.link, np.repeat(sent, paths.hops), len(fabric.bytes_per_s))
-    return float((carried / fabric.bytes_per_s).max())
+    return np.asarray(carried / fabric.bytes_per_s)
 
 
 def numbered(places: Sequence[Placement], per_node: int) -> list[tuple[int, ...]]:

@@ -13,8 +13,8 @@ from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface_decoders import attention_bias, decoder
 from forerun.describe.model.huggingface_experts import experts
 from forerun.describe.model.huggingface_mixtures import indexed, latent_experts
+from forerun.describe.model.huggingface_recurrent import short_convolutions
 from forerun.describe.model.layer_lists import FULL, SLIDING, each_layer, layer_words
-from forerun.describe.model.scan import ScanSpec
 from forerun.describe.model.spec import MLASpec
 
 
@@ -71,20 +71,10 @@ def lfm3(config: Fields) -> Values:
     hidden, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
     usual = [FULL if layer % 4 == 2 else SLIDING if layer % 4 == 0 and layer else "conv" for layer in range(layers)]
     words = layer_words(config, "layer_types", (FULL, SLIDING, "conv"), usual)
-    scan = ScanSpec(
-        "none",
-        heads=hidden,
-        key_dim=1,
-        value_dim=1,
-        in_width=3 * hidden,
-        conv_channels=hidden,
-        conv_taps=config.integer("conv_L_cache", 7),
-        vectors=5 * hidden * config.flag("conv_bias"),
-    )
     kinds: dict[str, Values] = {
         FULL: {},
         SLIDING: {"sliding_window": config.integer("sliding_window", 256)},
-        "conv": {"n_heads": 0, "n_kv_heads": 0, "scan": scan},
+        "conv": {"n_heads": 0, "n_kv_heads": 0, "scan": short_convolutions(config, hidden, taps=7)},
     }
     parts: Values = {"qk_norm": True, "head_gate": config.flag("use_attention_gate", True)}
     parts |= {"norm_place": "both" if config.flag("use_sandwich_norm", True) else "before"}

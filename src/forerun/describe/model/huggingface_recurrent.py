@@ -316,22 +316,26 @@ def lfm2_moe(config: Fields) -> Values:
     return _lfm2(config) | {"moe": moe}
 
 
-def _lfm2(config: Fields) -> Values:
-    hidden, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
-    attention = config.items("full_attn_idxs")
-    words = [FULL if layer in attention or not attention else "conv" for layer in range(layers)]
-    words = layer_words(config, "layer_types", (FULL, "conv"), words)
-    bias = config.flag("conv_bias")
-    scan = ScanSpec(
+def short_convolutions(config: Fields, hidden: int, taps: int) -> ScanSpec:
+    """Reads LFM's layers of gated short convolutions, of usually `taps` taps."""
+    return ScanSpec(
         "none",
         heads=hidden,
         key_dim=1,
         value_dim=1,
         in_width=3 * hidden,
         conv_channels=hidden,
-        conv_taps=config.integer("conv_L_cache", 3),
-        vectors=5 * hidden * bias,
+        conv_taps=config.integer("conv_L_cache", taps),
+        vectors=5 * hidden * config.flag("conv_bias"),
     )
+
+
+def _lfm2(config: Fields) -> Values:
+    hidden, layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
+    attention = config.items("full_attn_idxs")
+    words = [FULL if layer in attention or not attention else "conv" for layer in range(layers)]
+    words = layer_words(config, "layer_types", (FULL, "conv"), words)
+    scan = short_convolutions(config, hidden, taps=3)
     tied = config.flag(config.first_of("tie_word_embeddings", "tie_embedding"), True)
     return decoder(config) | {"qk_norm": True, "tied_embeddings": tied} | _hybrid(words, scan)
 

@@ -1,4 +1,4 @@
-"""What a unit's tape runs again in the backward pass, keeps narrow, or sends to host memory."""
+"""Decides what a unit's tape runs again in the backward pass, keeps narrow, or sends to host memory."""
 
 from __future__ import annotations
 
