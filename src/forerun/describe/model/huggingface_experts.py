@@ -54,6 +54,7 @@ def deepseek_v2(config: Fields) -> Values:
     return deepseek(config, router_bias=False, grouped=False)
 
 
+@family("kimi_k2", "DeepseekV3ForCausalLM", "KimiK2ForCausalLM")
 @family("deepseek_v3", "DeepseekV3ForCausalLM")
 def deepseek_v3(config: Fields) -> Values:
     """Reads DeepSeek-V3: V2 with a correction bias for each expert that balances the load (arXiv 2412.19437, 2.1.2)."""

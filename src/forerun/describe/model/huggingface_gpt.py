@@ -114,12 +114,16 @@ def mpt(config: Fields) -> Values:
 
 
 @family("bert", "BertForMaskedLM", "BertForPreTraining", "BertModel")
+@family("roberta", "RobertaForMaskedLM", "RobertaModel")
+@family("xlm-roberta", "XLMRobertaForMaskedLM", "XLMRobertaModel")
+@family("camembert", "CamembertForMaskedLM", "CamembertModel")
 def bert(config: Fields) -> Values:
-    """Reads BERT: an encoder with token types. The class says whether it has a pooler, and which heads."""
+    """Reads BERT and RoBERTa: encoders with token types. The class says whether it has a pooler, and which heads."""
     config.expect("is_decoder", False)
     config.expect("position_embedding_type", "absolute")
-    architectures = config.items("architectures")
-    pretraining, masked = "BertForPreTraining" in architectures, "BertForMaskedLM" in architectures
+    classes = [str(name) for name in config.items("architectures")]
+    pretraining = "BertForPreTraining" in classes
+    masked = any(name.endswith("ForMaskedLM") for name in classes)
     return stack(
         config,
         n_layers=config.integer("num_hidden_layers"),

@@ -37,6 +37,19 @@ def axk2(config: Fields) -> Values:
 _CLASSIFIER = ("initializer_cutoff_factor", "mlp_dropout", "local_rope_theta", "global_rope_theta", "sliding_window")
 
 
+_ENCODER = (
+    *_CLASSIFIER,
+    *("classifier_pooling", "sparse_pred_ignore_index", "sparse_prediction", "reference_compile"),
+    *(
+        "repad_logits_with_grad",
+        "deterministic_flash_attn",
+        "embedding_dropout",
+        "mlp_dropout",
+        "position_embedding_type",
+    ),
+)
+
+
 @family("modernbert-decoder", "ModernBertDecoderForCausalLM", ignored=_CLASSIFIER)
 def modernbert_decoder(config: Fields) -> Values:
     """Reads ModernBERT's decoder: windows by layer, a gated feed-forward, and a dense layer before the head.
@@ -62,6 +75,12 @@ def modernbert_decoder(config: Fields) -> Values:
         }
         | each_layer([{"sliding_window": window if word == SLIDING else None} for word in words])
     )
+
+
+@family("modernbert", "ModernBertForMaskedLM", "ModernBertModel", ignored=_ENCODER)
+def modernbert(config: Fields) -> Values:
+    """Reads ModernBERT: its decoder without a causal mask, so that a window reaches to both sides."""
+    return modernbert_decoder(config) | {"causal": False}
 
 
 @family("lfm3", "Lfm3ForCausalLM")

@@ -5,6 +5,7 @@ Each reader returns the fields of ModelSpec except its name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 
 from forerun.describe.model.families import Values, family
@@ -284,9 +285,15 @@ def kimi_linear(config: Fields) -> Values:
 
 @family("minimax", "MiniMaxForCausalLM")
 def minimax(config: Fields) -> Values:
-    """Reads MiniMax-01: lightning attention with full attention in between, and experts in every layer."""
+    """Reads MiniMax-01."""
     layers = config.integer("num_hidden_layers")
-    words = layer_words(config, "layer_types", _WORDS, [FULL if layer % 2 == 0 else LINEAR for layer in range(layers)])
+    return lightning(config, [FULL if layer % 2 == 0 else LINEAR for layer in range(layers)])
+
+
+def lightning(config: Fields, usual: Sequence[str]) -> Values:
+    """Reads lightning attention with full attention in between, and experts in every layer. `usual` has the word of
+    each layer where the file has no `layer_types`."""
+    words = layer_words(config, "layer_types", _WORDS, usual)
     values = decoder(config)
     heads, size = config.integer("num_attention_heads"), int(str(values["head_dim"]))
     width = heads * size

@@ -40,6 +40,12 @@ _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_exp
 _RECURRENCE = r"\.(A_log|dt_bias|time_decay)$"
 _PAIRS = r"\.lambda_[qk]\d$"
 """parameters of differential attention, whose heads work in pairs"""
+_UNKNOWN, _OTHER_TASKS = 3, 4
+_REFUSED = {
+    _UNKNOWN: "the installed transformers does not know it either",
+    _OTHER_TASKS: "the installed transformers has no model of it for causal language modelling",
+}
+"""exit codes of the process that builds a model, and what they say"""
 _EXPERT = re.compile(r"\.experts\.")
 
 
@@ -66,6 +72,9 @@ def _built(config: Fields) -> dict[str, tuple[int, ...]]:
         done = subprocess.run(words, input=content, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
     except subprocess.TimeoutExpired:
         raise config.error("model_type", f"takes transformers more than {_LONGEST_S} s to build") from None
+    if done.returncode in _REFUSED:
+        why = f"{config.text('model_type')!r} is not known, and {_REFUSED[done.returncode]}"
+        raise config.error("model_type", f"{why}; describe the model in a YAML file (docs/extending.md)")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1][:_SHOWN_CHARACTERS]
         unknown = f"{config.text('model_type')!r} is not known, and the installed transformers doesn't build it"
@@ -239,6 +248,10 @@ def main() -> None:
     import transformers
 
     content: dict[str, Any] = json.load(sys.stdin)
+    if content["model_type"] not in transformers.CONFIG_MAPPING:
+        raise SystemExit(_UNKNOWN)
+    if transformers.CONFIG_MAPPING[content["model_type"]] not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise SystemExit(_OTHER_TASKS)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**content))  # type: ignore[no-untyped-call]
     model.tie_weights()

@@ -197,6 +197,7 @@ class ModelSpec:
     head_transform_bias: bool = True
     """a bias on the dense layer of `head_transform`"""
     sliding_window: int | None = None
+    """keys that a query reads, itself and those before it; without `causal`, as many to each side"""
     moe: MoESpec | None = None
     mla: MLASpec | None = None
     attention_chunk: int | None = None

@@ -39,6 +39,8 @@ def kernel_op(
         seq_kv, causal = keys_read(section, compressed, seq_q), False
     elif window and window < seq_kv and causal:
         seq_kv, causal = window, False
+    elif window and not kernels.model.causal:
+        seq_kv = min(seq_kv, 2 * window + 1)
     chunk, indexer = kernels.model.attention_chunk, kernels.model.indexer
     if chunk and chunk < min(seq_q, seq_kv):
         batch, seq_q, seq_kv = batch * ceil_div(seq_q, chunk), chunk, chunk
@@ -62,7 +64,8 @@ def _keys(section: Section) -> int:
         chunk = model.attention_chunk or document
         for length in (*[chunk] * (document // chunk), document % chunk):
             window = min(model.sliding_window or length, length)
-            pairs += length * window - window * window / 2 if model.causal else length * length
+            beside = min(2 * window + 1, length)
+            pairs += length * window - window * window / 2 if model.causal else length * beside
     return max(1, round(pairs / section.kernels.plan.seq_len))
 
 
