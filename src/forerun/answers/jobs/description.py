@@ -14,7 +14,7 @@ from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.elastic import ELASTIC
 from forerun.answers.jobs.elastic_description import ElasticEntry, PlannedEntry, PlannedSteps, scaling_of
 from forerun.answers.jobs.elastic_rounds import share_out
-from forerun.answers.jobs.entries import Count, FailuresEntry, NotNegative, Positive
+from forerun.answers.jobs.entries import Count, FailuresEntry, Moment, NotNegative, Positive
 from forerun.answers.jobs.job import Job, Scheduled, Traffic
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.placers import PLACERS
@@ -36,7 +36,7 @@ class JobEntry(Entry):
 
     name: str
     gpus: Count
-    submit_s: NotNegative = 0.0
+    submit_s: Moment = 0.0
     duration_s: Positive | None = None
     plan: PlannedEntry | None = None
     step_s: Positive | None = None

@@ -7,11 +7,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from forerun.answers.jobs.failures import NodeFailures
+from forerun.answers.jobs.job import MOST_S
 from forerun.common.yaml_files import Entry
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+Moment = Annotated[float, Field(ge=0, le=MOST_S)]
+"""seconds since the first moment of a simulation"""
 
 
 class PlanEntry(Entry):

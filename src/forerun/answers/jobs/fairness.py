@@ -23,7 +23,8 @@ def finish_time_ratios(jobs: Sequence[Scheduled], gpus: int) -> Vector:
     ended = np.array([job.end_s for job in jobs])
     came_s = _since(submitted, ended) - _since(submitted, submitted)
     gone_s = _since(ended, ended) - _since(ended, submitted)
-    contending = (came_s - gone_s) / (ended - submitted)
+    least_s = np.spacing(ended)  # a short job late in a run ends at the moment at which it came
+    contending = (came_s - gone_s) / np.maximum(ended - submitted, least_s)
     asked = np.array([float(job.job.gpus) for job in jobs])
     alone_s = np.array([job.job.duration_s for job in jobs]) * np.maximum(1.0, asked * contending / gpus)
     return np.asarray((ended - submitted) / alone_s)

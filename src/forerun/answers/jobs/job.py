@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from forerun.common.errors import ForerunError
+
+MOST_S = 100 * 365.25 * 86_400.0
+"""seconds of the longest job that is simulated; failures never let much longer ones end"""
 Placement = tuple[tuple[int, int], ...]
 """(node, GPUs on it) of a running job; empty where GPUs are only counted"""
 
@@ -83,6 +87,15 @@ class Job:
     """its step, where other jobs on the same links slow it"""
     scaling: Scaling | None = None
     """None: it runs on `gpus` only"""
+
+    def __post_init__(self) -> None:
+        check_duration(self.name, self.duration_s)
+
+
+def check_duration(name: str, duration_s: float) -> None:
+    """Raises ForerunError for a job that lasts longer than what is simulated."""
+    if not 0 < duration_s <= MOST_S:
+        raise ForerunError(f"job {name} lasts {duration_s:g} s; jobs last up to 100 years")
 
 
 class Progress:

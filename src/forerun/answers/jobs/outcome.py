@@ -147,7 +147,7 @@ class PolicyOutcome:
             mean_jct_s=float(np.mean([job.jct_s for job in jobs])),
             mean_wait_s=float(np.mean([job.waited_s for job in jobs])),
             held_gpu_s=held_gpu_s,
-            goodput=sum(job.needed_gpu_s for job in jobs) / held_gpu_s,
+            goodput=sum(job.needed_gpu_s for job in jobs) / held_gpu_s if held_gpu_s else 1.0,
             finish_time_ratio=float(np.mean([self.finish_time_ratios[i] for i in numbers])),
         )
 

@@ -13,7 +13,7 @@ from forerun.answers.analysis.predict import predict
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.elastic_description import traffic_of
-from forerun.answers.jobs.entries import Count, FailuresEntry, NotNegative, PlanEntry, Positive
+from forerun.answers.jobs.entries import Count, FailuresEntry, Moment, NotNegative, PlanEntry, Positive
 from forerun.answers.jobs.interior_point import Vector
 from forerun.answers.jobs.job import Scheduled, Traffic
 from forerun.answers.jobs.rounds import in_rounds
@@ -35,7 +35,7 @@ class SteppedEntry(Entry):
 
     name: str
     gpus: Count
-    submit_s: NotNegative = 0.0
+    submit_s: Moment = 0.0
     steps: Count | None = None
     steps_per_s: dict[str, Positive] = Field(default_factory=dict)
     network_share: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.answers.jobs.interior_point import Vector
-from forerun.answers.jobs.job import Traffic
+from forerun.answers.jobs.job import Traffic, check_duration
 from forerun.common.admission import read_json, read_text
 from forerun.common.errors import ForerunError
 
@@ -42,6 +42,11 @@ class SteppedJob:
     """jobs of a type on as many GPUs are equally fast, alone and beside others"""
     traffic: tuple[Traffic | None, ...] = ()
     """its step on each kind of GPU, where other jobs on the same links slow it; empty: it sends nothing"""
+
+    def __post_init__(self) -> None:
+        for rate in self.rates:
+            if rate:
+                check_duration(self.name, self.steps / rate)
 
 
 def read_stepped_jobs(path: str | Path, kinds: Sequence[str], rates: Rates) -> tuple[SteppedJob, ...]:

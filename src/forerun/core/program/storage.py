@@ -39,7 +39,7 @@ class _GroupEntry(Entry):
     size: _Count
     nodes: _Count
     ranks_per_node: _Count
-    inner: _CountOrNone = 1
+    inner: _Count = 1
     borders: _CountOrNone = 0
     runs: list[Annotated[list[_Count], Field(min_length=2, max_length=2)]] = Field(default=[])
 

@@ -1,0 +1,1 @@
+simulate --program FILE --cluster h100-sxm --json
