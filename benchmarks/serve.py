@@ -1,8 +1,9 @@
-"""The planner in the browser: weights of its files, times of its answers, and what axe finds on the page.
+"""The planner in the browser: weights of its files and of reports, times of its answers, what axe finds on the page.
 
 python benchmarks/serve.py [--axe axe.min.js] [--gpus 64]
 
-axe-core comes from npm (npm pack axe-core); it needs chromium and its driver. Times are wall-clock, of this machine.
+axe-core is that of axe-core-python, which the tests require, unless --axe names a newer one (npm pack axe-core).
+It looks at the page in chromium, with chromium's driver. Times are wall-clock, of this machine.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from forerun.interfaces.serve.app import STATIC, application
 from forerun.interfaces.serve.options import EXAMPLE
 
 TOKEN = "benchmark"
+FORERUN = str(Path(sys.executable).with_name("forerun"))
 WHOLE = "return document.body.dataset.state === 'whole' && document.querySelector('#plan svg.chart')"
 
 
@@ -82,9 +85,33 @@ def answers(gpus: int) -> None:
             print(f"  {call} of a plan {words}: {usual_ms:.0f} ms, at most {most_ms:.0f} ms")
 
 
+def reports() -> None:
+    """Prints the bytes of pages that commands write."""
+    plan = ["--cluster", "h100-sxm", "--seq-len", "8192"]
+    commands = {
+        "predict": ["predict", "llama-3.1-8b", *plan, "--dp-shard", "16", "--tp", "2"],
+        "plan": ["plan", "llama-3.1-8b", *plan, "--gpus", "16", "--global-batch", "64", "--tp", "1,2"],
+        "run": ["run", "llama-3-405b", "--runs", "5"],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, command in commands.items():
+            path = Path(folder) / f"{name}.html"
+            subprocess.run([FORERUN, *command, "--report", str(path)], check=True, stdout=subprocess.DEVNULL)
+            print(f"  {name:14} {path.stat().st_size / 1e3:8.1f} kB")
+        experiment = [FORERUN, "experiment", "run", "--preset", "bert-base-a6000", "--out", folder]
+        subprocess.run(experiment, check=True, stdout=subprocess.DEVNULL)
+        print(f"  {'experiment run':14} {(Path(folder) / 'report.html').stat().st_size / 1e3:8.1f} kB")
+
+
+def axe_of_tests() -> Path | None:
+    """Returns axe-core's script where the requirements of the tests are installed."""
+    found = find_spec("axe_core_python")
+    return None if found is None or found.origin is None else Path(found.origin).parent / "axe.min.js"
+
+
 def accessibility(axe: Path) -> None:
-    """Prints what axe finds on both views, light and dark."""
-    command = [str(Path(sys.executable).with_name("forerun")), "serve", "--no-browser", "--port", "0", "--demo"]
+    """Prints what axe finds on both views, light and dark, on a telephone and on a wide screen."""
+    command = [FORERUN, "serve", "--no-browser", "--port", "0", "--demo"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     address = server.stdout.readline().split()[-1]
@@ -100,10 +127,13 @@ def accessibility(axe: Path) -> None:
             options.add_argument(option)
         options.add_argument("--proxy-server=127.0.0.1:9")
         browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+        browser.set_script_timeout(300)
         try:
-            for scheme in ("light", "dark"):
+            for width, scheme in ((360, "light"), (360, "dark"), (1600, "light"), (1600, "dark")):
                 media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
                 browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+                size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+                browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
                 browser.get("about:blank")
                 browser.get(address)
                 WebDriverWait(browser, 120).until(lambda one: one.execute_script(WHOLE))
@@ -111,7 +141,7 @@ def accessibility(axe: Path) -> None:
                     browser.execute_script(f"document.getElementById('view-{view}').click()")
                     browser.execute_cdp_cmd("Runtime.evaluate", {"expression": axe.read_text(encoding="utf-8")})
                     run = "axe.run().then(one => arguments[0](one.violations.map(v => `${v.impact}: ${v.id}`)))"
-                    print(f"  {scheme}, {view}:", "; ".join(browser.execute_async_script(run)) or "nothing")
+                    print(f"  {width} px, {scheme}, {view}:", "; ".join(browser.execute_async_script(run)) or "nothing")
         finally:
             browser.quit()
             server.terminate()
@@ -120,14 +150,19 @@ def accessibility(axe: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core")
+    parser.add_argument("--axe", type=Path, help="axe.min.js of another axe-core", default=axe_of_tests())
     parser.add_argument("--gpus", type=int, default=64)
     given = parser.parse_args()
     print("files of the page")
     weights()
     print("times of answers")
     answers(given.gpus)
-    if given.axe is not None:
+    print("weights of pages that --report writes")
+    reports()
+    missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    if given.axe is None or missing:
+        print(f"axe was not run: it needs {' and '.join(missing) or 'axe-core-python'}")
+    else:
         print("what axe finds")
         accessibility(given.axe)
 

@@ -127,7 +127,7 @@ def test_no_request_leaves_a_page_and_no_button_would_send_one(seen) -> None:
     assert not {url for url in asked if "127.0.0.1:9" in url} - {ALLOWED}
     assert "img-src" in seen["provoked", 0]["error"]
     buttons = {name for (_, width), found in seen.items() if width for name in found["buttons"]}
-    assert buttons == {"Save as PNG", "Whole plot"}
+    assert buttons == {"Save as PNG", "Save as SVG", "Whole plot"}
 
 
 def test_a_page_opened_by_itself_draws_its_plots(pages: Path) -> None:

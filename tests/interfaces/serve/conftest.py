@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_browser import BROWSER, DRIVER, OPTIONS
+from in_browser import BROWSER, DRIVER, OPTIONS, PATIENCE_S
 from small_question import BASE, QUESTION, TOKEN, events
 from starlette.testclient import TestClient
 
@@ -58,5 +58,8 @@ def browser(folder: Path) -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     made = webdriver.Chrome(options=options, service=Service(DRIVER))
     made.set_window_size(1600, 1000)
+    made.set_script_timeout(PATIENCE_S)
+    made.set_page_load_timeout(PATIENCE_S)
+    made.command_executor.client_config.timeout = 2 * PATIENCE_S
     yield made
     made.quit()

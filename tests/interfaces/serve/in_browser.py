@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ OPTIONS = (
 """options of a browser whose own requests lead nowhere"""
 SMALL = "model=gpt2-small&cluster=h100-sxm&gpus=8&seq_len=1024&global_batch=64&f.stack=torchtitan&f.pp=1"
 """a question that is answered at once"""
+PATIENCE_S = 300.0
+"""the longest wait for anything in the browser, much longer than a machine needs that has other work"""
 
 
-def until(browser: Any, script: str, seconds: float = 300) -> Any:
+def until(browser: Any, script: str, seconds: float = PATIENCE_S) -> Any:
     """Waits until a script says something true, and returns it."""
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -69,6 +72,15 @@ def plain(browser: Any) -> None:
     """Gives the window its own size and colours again."""
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def downloaded(folder: Path, name: str) -> Path:
+    """Waits for a file that the browser saves."""
+    end = time.monotonic() + PATIENCE_S
+    while not (folder / name).is_file():
+        assert time.monotonic() < end, f"{name} was not saved: {list(folder.iterdir())}"
+        time.sleep(0.1)
+    return folder / name
 
 
 def picture(browser: Any, path: Path) -> None:

@@ -7,9 +7,10 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from in_browser import NEEDS_BROWSER, SMALL, find, find_all, look, opened, plain, text_of, until
+from in_browser import NEEDS_BROWSER, SMALL, downloaded, find, find_all, look, opened, plain, text_of, until
 from small_question import CONFIG
 
 PICTURES = os.environ.get("FORERUN_SERVE_PICTURES", "")
@@ -17,8 +18,12 @@ PICTURES = os.environ.get("FORERUN_SERVE_PICTURES", "")
 AXE = find_spec("axe_core_python")
 pytestmark = NEEDS_BROWSER
 ENTER = "\ue007"
+SVG = "{http://www.w3.org/2000/svg}"
 USUAL = ((360, "dark"), (1600, "light"))
-LATER = ((360, "light"), (800, "light"), (800, "dark"), (1600, "dark"), (1920, "light"), (1920, "dark"))
+LATER = (
+    *((360, "light"), (800, "light"), (800, "dark"), (1280, "light"), (1280, "dark")),
+    *((1600, "dark"), (1920, "light"), (1920, "dark")),
+)
 """widths and schemes of the long tests"""
 VIEWS = (*USUAL, *(pytest.param(*view, marks=pytest.mark.long) for view in LATER))
 
@@ -100,6 +105,31 @@ def test_the_table_is_sorted_and_filtered(browser: Any, address: str) -> None:
     assert "--tp" in text_of(browser, "#error")
 
 
+def test_plots_are_saved_as_pictures(browser: Any, address: str, folder: Path) -> None:
+    opened(browser, address)
+    for ending in ("PNG", "SVG"):
+        buttons = find_all(browser, "#plan .tools button")
+        next(each for each in buttons if each.text == f"Save as {ending}").click()
+    assert downloaded(folder, "Where the time goes.png").read_bytes().startswith(b"\x89PNG")
+    drawing = downloaded(folder, "Where the time goes.svg").read_text(encoding="utf-8")
+    texts = ["".join(each.itertext()) for each in ElementTree.fromstring(drawing).iter(f"{SVG}text")]
+    assert any("matrix products" in text for text in texts)
+    assert "var(--" not in drawing
+
+
+def test_rows_of_tables_show_figures_on_a_telephone(browser: Any, address: str) -> None:
+    """The name of a row leaves room for the first figures beside it."""
+    look(browser, 360)
+    opened(browser, address)
+    hidden = browser.execute_script("""
+        const end = one => one.getBoundingClientRect().right;
+        const tables = [...document.querySelectorAll("#found table, #plan table")];
+        return tables.filter(one => one.offsetWidth && end(one.querySelector("tbody td")) > end(one.parentElement))
+            .map(one => one.textContent.slice(0, 80))""")
+    plain(browser)
+    assert hidden == []
+
+
 def test_files_are_dropped_on_the_page(browser: Any, address: str, folder: Path) -> None:
     (folder / "tiny.json").write_text(json.dumps(CONFIG))
     (folder / "mine.yaml").write_text("nodes: 2\njobs:\n  - {name: first, gpus: 8, duration_s: 7200}\n")
@@ -134,15 +164,16 @@ def _axe() -> str:
 
 
 @pytest.mark.skipif(AXE is None, reason="axe-core-python, of the requirements of the tests, is not installed")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(browser: Any, address: str, scheme: str) -> None:
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1600, "light"), (1600, "dark")])
+def test_axe_finds_nothing(browser: Any, address: str, width: int, scheme: str) -> None:
+    look(browser, width, scheme)
     opened(browser, address)
     browser.execute_cdp_cmd("Runtime.evaluate", {"expression": _axe()})
     run = "axe.run().then(found => arguments[0](found.violations.map(each => [each.impact, each.id])))"
-    assert browser.execute_async_script(run) == []
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    for view in ("planner", "files"):
+        find(browser, f"#view-{view}").click()
+        assert browser.execute_async_script(run) == []
+    plain(browser)
 
 
 def test_no_request_leaves_the_machine(browser: Any, address: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_browser import NEEDS_BROWSER, find, find_all, look, opened, picture, plain, text_of, until
+from in_browser import NEEDS_BROWSER, downloaded, find, find_all, look, opened, picture, plain, text_of, until
 
 pytestmark = NEEDS_BROWSER
 ROOT = Path(__file__).parents[3]
@@ -63,15 +63,6 @@ def dropped(browser: Any, address: str, *paths: Path) -> str:
     until(browser, f"{SHOWN} || !document.querySelector('#error').hidden")
     assert not text_of(browser, "#error")
     return " ".join(each.text for each in find_all(browser, "#shown-file summary"))
-
-
-def downloaded(folder: Path, name: str) -> Path:
-    """Returns a file that the browser has saved."""
-    for _ in range(200):
-        if (folder / name).is_file():
-            return folder / name
-        time.sleep(0.1)
-    raise AssertionError(f"{name} was not saved: {list(folder.iterdir())}")
 
 
 @pytest.mark.long

@@ -349,7 +349,8 @@ var Chart = (function () {
       return made;
     }
     var whole = fixed ? null : button("Whole plot", function () { view = null; redraw(); });
-    button("Save as PNG", save);
+    button("Save as PNG", savePng);
+    button("Save as SVG", function () { give("data:image/svg+xml;charset=utf-8," + encodeURIComponent(alone()), ".svg"); });
     function redraw(wanted) {
       width = box.clientWidth;
       shown = draw(box, figure, Math.max(240, Math.floor(wanted || width)), height, view);
@@ -383,17 +384,25 @@ var Chart = (function () {
       from = null;
       redraw();
     }
-    function save() {
-      var image = new Image(), style = getComputedStyle(box), text = new XMLSerializer().serializeToString(shown.svg);
-      text = text.replace(/var\((--\w+)\)/g, function (_, name) { return style.getPropertyValue(name).trim(); });
+    function give(address, ending) {
+      var link = document.createElement("a");
+      link.href = address; link.download = (figure.name || "plot") + ending; link.click();
+    }
+    function alone() {  // the drawing as a file of its own, in the colours that it has here
+      var style = getComputedStyle(box), copy = shown.svg.cloneNode(true), paper = document.createElementNS(SVG, "rect");
+      paper.setAttribute("width", "100%"); paper.setAttribute("height", "100%"); paper.setAttribute("fill", "var(--paper)");
+      copy.insertBefore(paper, copy.firstChild);
+      return new XMLSerializer().serializeToString(copy).replace(/var\((--\w+)\)/g, function (_, name) { return style.getPropertyValue(name).trim(); });
+    }
+    function savePng() {
+      var image = new Image();
       image.onload = function () {
-        var canvas = document.createElement("canvas"), link = document.createElement("a"), brush = canvas.getContext("2d");
+        var canvas = document.createElement("canvas"), brush = canvas.getContext("2d");
         canvas.width = 2 * image.width; canvas.height = 2 * image.height;
-        brush.fillStyle = style.getPropertyValue("--paper"); brush.fillRect(0, 0, canvas.width, canvas.height);
         brush.drawImage(image, 0, 0, canvas.width, canvas.height);
-        link.href = canvas.toDataURL("image/png"); link.download = (figure.name || "plot") + ".png"; link.click();
+        give(canvas.toDataURL("image/png"), ".png");
       };
-      image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
+      image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(alone());
     }
     new ResizeObserver(function () {
       if (box.clientWidth && Math.abs(box.clientWidth - width) > 1) { redraw(); }

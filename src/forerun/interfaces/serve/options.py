@@ -58,5 +58,7 @@ def _lasting_options() -> dict[str, Any]:
 def _field(name: str) -> dict[str, Any]:
     """Returns a field of a plan: its help, its values where they are known, whether the form shows it at once."""
     values = ["true", "false"] if is_flag(name) else [str(each) for each in choices(name)]
-    values = list(stack_names()) if name == "stack" else values
-    return {"name": name, "help": MEANINGS[name], "values": values, "first": name in FIRST}
+    help_of = MEANINGS[name]
+    if name == "stack":  # the page opens no file of a user
+        values, help_of = list(stack_names()), "training framework"
+    return {"name": name, "help": help_of, "values": values, "first": name in FIRST}

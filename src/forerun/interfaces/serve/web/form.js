@@ -34,9 +34,9 @@ export function makeForm(offered, asked) {
   form.replaceChildren(
     field("model", "Model", "a preset, a model of your hub cache, or a config.json that you drop here", models),
     dropArea(),
-    field("cluster", "Cluster", "", select("cluster", options.clusters.map((/** @type {any} */ each) => each.name))),
+    field("cluster", "Cluster", "GPUs of a node and memory of each", select("cluster", options.clusters.map((/** @type {any} */ each) => each.name))),
     ...NUMBERS.map(([name, label, help, low, high]) => field(name, label, help, number(name, low, high))),
-    field("objective", "Best by", "", select("objective", ["time", "memory"])),
+    field("objective", "Best by", "what the first place has least of", select("objective", ["time", "memory"])),
     field("price", "Price", "dollars of a GPU hour; empty: the cluster's list price",
       make("input", { type: "number", id: "q-price", min: 0, step: "any" })),
     field("memory_limit", "Memory to use", "GiB of a GPU; empty: all of it",
@@ -49,12 +49,21 @@ export function makeForm(offered, asked) {
         later(0);
       } })),
   );
+  byId("q-cluster").addEventListener("change", aboutCluster);
   form.addEventListener("submit", (/** @type {Event} */ event) => {
     event.preventDefault();
     later(0);
   });
   form.addEventListener("change", () => later(0));
   form.addEventListener("input", () => later(WAIT_MS));
+}
+
+/** Says what a node of the chosen cluster has, and the price that an empty field stands for. */
+function aboutCluster() {
+  const chosen = options.clusters.find((/** @type {any} */ each) => each.name === byId("q-cluster").value);
+  if (!chosen) return;
+  byId("about-cluster").textContent = chosen.about;
+  byId("q-price").placeholder = chosen.price === null ? "" : String(chosen.price);
 }
 
 /** @param {number} wait_ms */
@@ -185,6 +194,7 @@ export function fill(asked) {
     if (byId(`q-${name}`).sync) byId(`q-${name}`).sync();
   }
   for (const each of options.fields) byId(`q-f-${each.name}`).value = asked.fixed[each.name] || "";
+  aboutCluster();
 }
 
 /**

@@ -61,8 +61,8 @@ export function figures(entries) {
 function table(part) {
   const rows = part.rows.map((/** @type {string[]} */ row) =>
     make("tr", {}, ...row.map((cell, i) => {
-      const attributes = { class: part.numeric.includes(i) ? "number" : null, text: cell };
-      return i === 0 ? make("th", { scope: "row", ...attributes }) : make("td", attributes);
+      const attributes = { class: part.numeric.includes(i) ? "number" : null };
+      return i === 0 ? make("th", { scope: "row", ...attributes }, ...breakable(cell)) : make("td", { ...attributes, text: cell });
     })));
   const body = make("tbody", {}, ...rows);
   const named = part.columns.some(Boolean);
@@ -73,6 +73,14 @@ function table(part) {
   const caption = part.caption ? make("caption", { text: part.caption }) : null;
   return make("div", {}, make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": part.caption || "table" },
     make("table", {}, caption, head, body)), note);
+}
+
+/**
+ * Returns a name such as attention.kernel.backward so that it can go on in the next line after each of its parts.
+ * @param {string} name
+ */
+function breakable(name) {
+  return name.split(/(?<=[./])/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
 }
 
 /**
