@@ -1,5 +1,6 @@
 """The version stands in one place, and recipes say what pyproject.toml says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ except ImportError:  # Python 3.10
     tomllib = None
 
 ROOT = Path(__file__).parent.parent
+WORKFLOWS = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 pytestmark = pytest.mark.skipif(tomllib is None, reason="tomllib came with Python 3.11")
 
@@ -76,3 +78,37 @@ def test_a_template_of_issues_has_what_its_form_needs(path):
     ids = [each["id"] for each in form["body"]]
     assert len(set(ids)) == len(ids)
     assert all(each["attributes"]["label"] for each in form["body"])
+
+
+def _jobs(name):
+    return yaml.safe_load(WORKFLOWS[name].read_text(encoding="utf-8"))["jobs"]
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_workflows_run_what_is_there(name):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    for job in _jobs(name).values():
+        assert ("uses" in job) != ("steps" in job)
+        assert "uses" not in job or (ROOT / job["uses"]).is_file()
+        for step in job.get("steps", ()):
+            assert ("uses" in step) != ("run" in step)
+            commands = step.get("run", "")
+            assert set(re.findall(r"^make ([\w-]+)", commands, re.M)) <= targets
+            assert all((ROOT / path).exists() for path in re.findall(r"^(\.ci/[\w-]+)", commands, re.M))
+
+
+def test_wheels_of_linux_and_of_macos_are_built_and_installed_for_a_release():
+    (wheel,) = (job for job in _jobs("wheels").values() if "strategy" in job)
+    systems = wheel["strategy"]["matrix"]["system"]
+    assert {system.partition("-")[0] for system in systems} == {"ubuntu", "macos"}
+    assert ".ci/wheel" in [step.get("run") for step in wheel["steps"]]
+    assert _jobs("release")["release"]["needs"] == "wheels"
+    assert _jobs("release")["wheels"]["uses"] == _jobs("ci")["wheels"]["uses"]
+
+
+@pytest.mark.parametrize(("tag", "is_right"), [(f"v{forerun.__version__}", True), ("v9.9.9", False)])
+def test_a_release_has_the_tag_of_its_version(tag, is_right):
+    (step,) = (each for each in _jobs("release")["release"]["steps"] if each.get("name") == "the tag is the version")
+    environment = {**os.environ, "GITHUB_REF_NAME": tag}
+    done = subprocess.run(["bash", "-e", "-c", step["run"]], cwd=ROOT, env=environment)
+    assert (done.returncode == 0) == is_right

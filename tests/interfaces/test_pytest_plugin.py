@@ -4,7 +4,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 from saved_programs import H100, plan_of, program_of
 
 from forerun.common.errors import ForerunError
@@ -13,7 +12,6 @@ from forerun.interfaces import pytest_plugin
 from forerun.interfaces.pytest_plugin import TrainingStep
 from forerun.sources.trace.job import Job
 
-ACTION = Path(__file__).parents[2] / "examples" / "ci" / "step.yml"
 PLAIN = program_of(plan_of(dp_shard=8))
 SLOWER = program_of(plan_of(dp_shard=8, activation_checkpointing="full"))
 
@@ -87,10 +85,3 @@ def test_a_session_traces_each_command_once(monkeypatch):
     assert [job.arguments for job in calls] == [("--layers", "2"), ("--layers", "3")]
     assert calls[0].world_size == 8
     assert calls[0].device == H100.device.name
-
-
-def test_the_action_compares_two_traces():
-    jobs = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["jobs"]
-    commands = [step["run"] for step in jobs["step"]["steps"] if "run" in step]
-    assert sum("forerun trace" in command for command in commands) == 2
-    assert "forerun diff" in commands[-1]
