@@ -27,6 +27,7 @@ def answers(tmp_path_factory):
             list(c.nccl.version()), torch._C._cuda_getCompiledVersion(), torch.backends.cudnn.version(),
         ]
         result["architectures"] = c.get_arch_list()
+        result["built with"] = torch.__config__.show()
         result["generators"] = len(c.default_generators)
 
         result["streams"] = [
@@ -169,6 +170,8 @@ def test_a_device_is_entered_and_left(answers):
 
 def test_the_node_and_its_libraries_are_described(answers):
     assert answers["versions"] == [[2, 29, 7], 13000, 92000]
+    assert "PyTorch built with" in answers["built with"]
+    assert "CUDA Runtime" in answers["built with"]
     assert answers["architectures"] == ["sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
     assert answers["peers"] == [True, True]
     assert answers["generators"] == 8

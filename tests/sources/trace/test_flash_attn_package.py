@@ -115,6 +115,59 @@ def answers(tmp_path_factory):
         turned.sum().backward()
         result["rotary"] = [list(turned.shape), [row[0] for row in nodes() if "rotary" in row[0]]]
 
+        from flash_attn.flash_attn_interface import _flash_attn_backward, _flash_attn_forward
+        from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, _flash_attn_varlen_forward
+        with torch.no_grad():
+            of_parts = 0.0, 0.5, True, -1, -1, 0.0, None, False
+            out, lse, *_ = attention("part", lambda: _flash_attn_forward(q, q, q, *of_parts))
+            grads = [torch.empty_like(q) for _ in range(3)]
+            attention("part backward", lambda: _flash_attn_backward(out, q, q, q, out, lse, *grads, *of_parts))
+            out, lse, *_ = attention(
+                "part packed", lambda: _flash_attn_varlen_forward(tokens, tokens, tokens, *packed, 0.0, 0.5, True))
+            grads = [torch.empty_like(tokens) for _ in range(3)]
+            attention("part packed backward", lambda: _flash_attn_varlen_backward(
+                out, tokens, tokens, tokens, out, lse, *grads, *packed, *of_parts))
+
+        from flash_attn.layers.rotary import RotaryEmbedding
+        from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+        recorder.start()
+        rotary, made = RotaryEmbedding(size, device="cuda"), make(batch, length, 3, heads, size) * 1
+        rotated = rotary(made)
+        (rotated * 2).sum().backward()
+        queries, keys = make(batch, length, heads, size) * 1, make(batch, length, 2, 2, size) * 1
+        both = rotary(queries, keys, max_seqlen=length)
+        rows_of = [row for row in recorder._nodes if "rotary_" in recorder.ops.build().name[row[0]]]
+        bytes_of = recorder.ops.build().bytes_read
+        result["rotary in place"] = [rotated.data_ptr() == made.data_ptr(), both[0].data_ptr() == queries.data_ptr(),
+                                     both[1].data_ptr() == keys.data_ptr(), len(rows_of),
+                                     [float(bytes_of[row[0]]) for row in rows_of]]
+
+        recorder.start()
+        logits, labels = make(16, 1000), torch.zeros(16, dtype=torch.int64, device="cuda")
+        losses, _ = cross_entropy_loss(logits, labels)
+        losses.sum().backward()
+        taken = logits.detach().requires_grad_() * 1
+        lost, _ = cross_entropy_loss(taken, labels, inplace_backward=True)
+        lost.sum().backward()
+        result["cross entropy"] = [list(losses.shape), str(losses.dtype), list(logits.grad.shape), rows(),
+                                   fails(lambda: cross_entropy_loss(logits, labels, process_group=1))]
+
+        from grouped_gemm import ops
+        recorder.start()
+        sizes = torch.tensor([4, 12])
+        chosen = torch.tensor([[0, 1]] * 8, dtype=torch.int32, device="cuda")
+        share = torch.ones(8, 2, device="cuda", requires_grad=True)
+        tokens_in, first, second = make(8, 32), make(2, 32, 64), make(2, 32, 64)
+        ordered, back = ops.permute(tokens_in, chosen)
+        wide = ops.gmm(ordered, first, sizes)
+        narrow = ops.gmm(wide, second, sizes, trans_b=True)
+        summed = ops.unpermute(narrow, back, share)
+        summed.sum().backward()
+        table = recorder.ops.build()
+        flops = sum(float(table.flops[row[0]]) for row in recorder._nodes)
+        result["grouped"] = [list(one.shape) for one in (ordered, wide, narrow, summed, tokens_in.grad, share.grad)]
+        result["grouped FLOPs"] = flops
+
         recorder.start()
         x, residual = make(8, size), make(8, size)
         weight, bias = make(size), make(size)
@@ -160,7 +213,7 @@ def test_what_it_lacks_is_an_import_error_or_refused_by_name(answers):
 
 
 def test_every_layout_of_queries_keys_and_values_has_outputs_like_the_queries(answers):
-    shapes = {name: shape for name, shape in answers["shapes"].items() if not name.startswith("third")}
+    shapes = {name: shape for name, shape in answers["shapes"].items() if not name.startswith(("third", "part"))}
     assert shapes.pop("with statistics") == [OUT, [2, HEADS, LENGTH], [0]]
     packed = {name: shapes.pop(name) for name in list(shapes) if name.startswith("packed")}
     assert {name: [[96, HEADS, SIZE]] for name in packed} == packed
@@ -255,3 +308,41 @@ def test_padding_is_taken_out_and_put_back_by_the_mask(answers):
     assert answers["padded"] == [2, 5, 16]
     assert answers["rows"] == [7, 16]
     assert answers["put back"] == [[0, 3, 0], [0, 5, 0]]
+
+
+def test_attention_in_parts_has_statistics_and_writes_to_the_gradients_of_its_caller(answers):
+    shapes, columns = answers["shapes"], answers["columns"]
+    assert shapes["part"][:2] == [OUT, [2, HEADS, LENGTH]]
+    assert shapes["part packed"][:2] == [[96, HEADS, SIZE], [HEADS, 96]]
+    assert columns["part"] == columns["causal"]
+    assert columns["part packed"] == columns["packed"]
+    for name in ("part", "part packed"):
+        (forward,), (backward,) = columns[name], columns[f"{name} backward"]
+        assert forward[0] == backward[0] == "flash2"
+        assert backward[-1] == 2.5 * forward[-1]
+
+
+def test_rotary_embeddings_in_place_turn_what_they_are_given(answers):
+    *in_place, count, read = answers["rotary in place"]
+    assert in_place == [True, True, True]
+    assert count == 4
+    tables = 2 * LENGTH * SIZE // 2 * 2
+    whole = 2 * LENGTH * HEADS * SIZE * 2
+    assert read == [2 * whole + tables, 2 * whole + tables, whole + tables, whole // 2 + tables]
+
+
+def test_cross_entropy_is_a_kernel_in_each_direction(answers):
+    shape, dtype, gradient, names, refused = answers["cross entropy"]
+    assert (shape, dtype, gradient) == ([16], "torch.float32", [16, 1000])
+    assert [name for name in names if "cross_entropy" in name] == [
+        "cross_entropy",
+        "cross_entropy_backward",
+        "cross_entropy",
+        "cross_entropy_backward_",
+    ]
+    assert refused.startswith("NotImplementedError")
+
+
+def test_products_of_experts_run_on_torchs_own(answers):
+    assert answers["grouped"] == [[16, 32], [16, 64], [16, 32], [8, 32], [8, 32], [8, 2]]
+    assert answers["grouped FLOPs"] == 3 * 2 * (2 * 16 * 32 * 64)

@@ -48,3 +48,32 @@ def test_an_error_without_a_message_shows_its_line():
     with pytest.raises(StopIteration) as failed:
         next(versions)
     assert reason(failed.value) == "StopIteration: next(versions)"
+
+
+def test_the_error_that_another_one_hides_is_named():
+    class Trainer:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            raise TypeError("finish() got an unexpected keyword argument 'quiet'")
+
+    with pytest.raises(TypeError) as failed, Trainer():
+        raise FileNotFoundError("step0/model.pt not found\nand much more")
+    said = reason(failed.value)
+    assert said.startswith("TypeError: finish() got an unexpected keyword argument 'quiet', after FileNotFoundError: ")
+    assert said.endswith("step0/model.pt not found")
+
+
+def test_an_error_that_says_what_came_before_says_it_once():
+    def wrapped(text):
+        try:
+            try:
+                raise OSError("no route to host")
+            except OSError as first:
+                raise ConnectionError(text.format(first=first))  # noqa: B904
+        except ConnectionError as error:
+            return reason(error)
+
+    assert wrapped("download failed: {first}") == "ConnectionError: download failed: no route to host"
+    assert wrapped("download failed") == "ConnectionError: download failed, after OSError: no route to host"

@@ -168,6 +168,9 @@ def test_choices_are_made_in_turn(oracle):
     assert value(weights(6).sort(descending=True)[1]) == [0, 1, 2, 3, 4, 5]
     assert value(weights(2, 3, 2).sort(descending=True)[1])[0] == [[0, 1]] * 3
     assert value(scores.sort(dim=0, stable=True)[1]) == [[row] * 6 for row in range(4)]
+    assert value(torch.multinomial(scores, 1)) == [[0], [1], [2], [3]]
+    assert value(torch.multinomial(weights(6), 3)) == [0, 1, 2]
+    assert value(torch._is_all_true(weights(3) > 0)) is True
     known = torch.arange(6) * -1
     assert value(known.topk(2)[1]) == [0, 1]
     assert value(known.argmin()) == 5

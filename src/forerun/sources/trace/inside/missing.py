@@ -1,4 +1,5 @@
-"""Names the packages that a program lacks, in place of what their absence broke."""
+"""Says why a program failed: the packages that it lacks, in place of what their absence broke, and the error that came
+first, where another one hides it."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 
+_MOST_LETTERS = 200
+"""How much of an error's message is shown beside another error."""
+
 
 def reason(error: BaseException) -> str:
     """Returns why a program failed: the package that is missing, where an import of one led to the error, and the
@@ -14,8 +18,25 @@ def reason(error: BaseException) -> str:
     said = f"{type(error).__name__}: {str(error) or _statement(error)}"
     name = _missing(error)
     if name is None or f"'{name}'" in said:
-        return said
+        return said + _before(error)
     return f"the package {name} is not installed, which led to {said}"
+
+
+def _before(error: BaseException) -> str:
+    """Returns the error that the program handled when it raised `error`, as what cleans up after a failure may fail.
+
+    An error that its own `from` names as the reason says what it has to say.
+    """
+    first, seen = error, {id(error)}
+    while first.__cause__ is None and not first.__suppress_context__ and first.__context__ is not None:
+        if id(first.__context__) in seen:
+            break
+        first = first.__context__
+        seen.add(id(first))
+    text = (str(first) or _statement(first)).partition("\n")[0]
+    if first is error or text in str(error):
+        return ""
+    return f", after {type(first).__name__}: {text[:_MOST_LETTERS]}"
 
 
 def _statement(error: BaseException) -> str:

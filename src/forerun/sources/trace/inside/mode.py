@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from math import prod
 from typing import Any
@@ -37,6 +38,25 @@ _AROUND_OPERATORS = ("cplib", "xformers_flash")
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _COPIES = (aten._to_copy.default, aten.copy_.default)
 Handler = Callable[..., tuple[bool, Any]]
+_EMPTY, _ZEROS, _ONES, _FULL = torch.empty, torch.zeros, torch.ones, torch.full
+_CONSTRUCTORS = {"empty": _EMPTY, "zeros": _ZEROS, "ones": _ONES, "full": _FULL}
+
+
+@contextmanager
+def torchs_own_constructors() -> Iterator[None]:
+    """Takes back for a while what the program did to `torch.empty` and the like.
+
+    Programs replace these functions while they build a model, to put it on a device. torch calls them itself to find
+    the shapes of fake tensors, which it does not do with real ones.
+    """
+    programs = {name: getattr(torch, name) for name in _CONSTRUCTORS}
+    for name, own in _CONSTRUCTORS.items():
+        setattr(torch, name, own)
+    try:
+        yield
+    finally:
+        for name, replaced in programs.items():
+            setattr(torch, name, replaced)
 
 
 class VirtualMode(TorchDispatchMode):
@@ -63,7 +83,10 @@ class VirtualMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with self._lock:  # Threads of the program share the fake tensors.
-            return self._dispatch(func, types, args, kwargs)
+            if torch.empty is _EMPTY and torch.zeros is _ZEROS and torch.ones is _ONES and torch.full is _FULL:
+                return self._dispatch(func, types, args, kwargs)
+            with torchs_own_constructors():
+                return self._dispatch(func, types, args, kwargs)
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):

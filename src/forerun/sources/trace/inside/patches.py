@@ -32,6 +32,8 @@ from forerun.sources.trace.inside.unseen import stand_in
 from forerun.sources.trace.inside.values import KNOWN, share_value
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
+_CLASS = "_forerun_class"
+"""The attribute of a class of fake parameters that holds the program's own class."""
 _FIRST_ADDRESS = 1 << 44
 _BLOCK_BYTES = 512
 """The alignment of the caching allocator."""
@@ -64,7 +66,12 @@ def _fake_parameters(mode: VirtualMode) -> None:
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if type(data) in _REAL and data.device.type == "cpu":
             data = mode.as_fake(data)
-        return make(cls, data, requires_grad)
+        if _CLASS in vars(type(data)):
+            data = data.detach()
+        made = make(cls, data, requires_grad)
+        if isinstance(made, FakeTensor) and not isinstance(made, cls):  # torch keeps the class of the data alone.
+            made.__class__ = _fake_class(cls)
+        return made
 
     torch.nn.Parameter.__new__ = new
     plain = FakeTensor.__new__
@@ -72,6 +79,9 @@ def _fake_parameters(mode: VirtualMode) -> None:
     def new_fake(cls: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
         """Makes a parameter for `type(parameter)(data, **parameter.__dict__)`, by which programs move parameters to
         meta."""
+        own = vars(cls).get(_CLASS)
+        if own is not None:
+            return own(first, *args, **kwargs)
         if isinstance(first, torch.Tensor):
             return torch.nn.Parameter(first, kwargs.get("requires_grad", first.requires_grad))
         return plain(cls, first, *args, **kwargs)
@@ -79,9 +89,16 @@ def _fake_parameters(mode: VirtualMode) -> None:
     FakeTensor.__new__ = new_fake
 
 
+@functools.cache
+def _fake_class(cls: Any) -> Any:
+    """Returns the class of fake parameters that have what a program's own class of parameters, `cls`, has."""
+    return type(cls)(cls.__name__, (FakeTensor, cls), {_CLASS: cls, "__module__": cls.__module__})
+
+
 def _swap_without_weakrefs() -> None:
     """Prevents `_apply(): Couldn't swap Linear.weight`: the fake mode keeps weak references to the tensors that it
-    made. Attributes that the program has set on a parameter stay, as where `_apply` sets the data of a plain one."""
+    made. The class of a parameter and the attributes that the program has set on it stay, as where `_apply` sets the
+    data of a plain one."""
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda _: [])
     swap = torch.utils.swap_tensors
 
@@ -89,8 +106,12 @@ def _swap_without_weakrefs() -> None:
         # A parameter that DDP refers to can't be swapped, and need not be where `to` changes nothing.
         if _same_memory(one, other):
             return
-        own = vars(one).keys() - vars(other).keys() - {KNOWN} if type(one) is type(other) else ()
+        keeps_class = _CLASS in vars(type(one)) and type(other) is FakeTensor
+        alike = keeps_class or type(one) is type(other)
+        own = vars(one).keys() - vars(other).keys() - {KNOWN} if alike else ()
         swap(one, other)
+        if keeps_class:
+            one.__class__, other.__class__ = type(other), type(one)
         for name in own:
             vars(one)[name] = vars(other).pop(name)
 
@@ -140,6 +161,8 @@ def _deep_copies() -> None:
             )
         with torch.no_grad():
             made: Any = self.clone()
+        if _CLASS in vars(type(self)):
+            made.__class__ = type(self)
         made.requires_grad_(self.requires_grad)
         memo[id(self)] = made
         made.grad = copy.deepcopy(self.grad, memo)

@@ -280,6 +280,11 @@ def _guess_argmax(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -
         set_value(out, oracle.choices((*out.shape, 1), n).reshape(out.shape))
 
 
+def _guess_multinomial(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    if _small(out):
+        set_value(out, oracle.choices(tuple(out.shape), args[0].shape[-1]))
+
+
 def _guess_all(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
     set_value(out, torch.ones(out.shape, dtype=out.dtype))
 
@@ -290,7 +295,9 @@ _GUESSES: dict[Any, Callable[[Oracle, Any, dict[str, Any], Any], None]] = {
     aten.sort.stable: _guess_sort,
     aten.argmax.default: _guess_argmax,
     aten.argmin.default: _guess_argmax,
+    aten.multinomial.default: _guess_multinomial,
     aten.all.default: _guess_all,
+    aten._is_all_true.default: _guess_all,
     aten.all.dim: _guess_all,
 }
 _KEEPS_VALUE = {

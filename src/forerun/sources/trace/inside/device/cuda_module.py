@@ -34,6 +34,8 @@ from forerun.sources.trace.inside.unseen import rebind
 _SEGMENT_BYTES = 2 << 20
 """The caching allocator requests multiples of this from the driver."""
 _BLAS_WORKSPACE_BYTES = 32 << 20
+_BUILT_WITH = torch._C._show_config()
+"""What `torch.__config__.show()` says; a build for the CPU can't say it once there is a device."""
 
 
 def built_for_cuda() -> bool:
@@ -90,10 +92,15 @@ def _device_functions(machine: VirtualCuda, recorder: Recorder, count: int) -> d
         "_cuda_canDeviceAccessPeer": lambda one, other: one != other,
         "_cuda_getArchFlags": lambda: "sm_80 sm_86 sm_90 sm_100 sm_120",
         "_cuda_getCompiledVersion": lambda: torch_build().cuda_number,
+        "_show_config": _built_with,
         "_cuda_synchronize": lambda: recorder.host_waits(),
         "_nccl_version": lambda: major << 32 | minor << 16 | patch,
         "_nccl_version_suffix": lambda: b"",
     }
+
+
+def _built_with() -> str:
+    return _BUILT_WITH if built_for_cuda() else f"{_BUILT_WITH}  - CUDA Runtime {torch.version.cuda}\n"
 
 
 def _stream_functions(machine: VirtualCuda, recorder: Recorder) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Replaces the package flash_attn where it is not installed: the same functions on torch's own flash attention.
 
 Training scripts import `flash_attn` unconditionally, and it installs only beside CUDA. Attention is
-`aten._flash_attention_forward` (the same kernels, which torch carries), rotary embeddings are one kernel each, norms
-are torch's fused ones. A function that is missing here is an ImportError or AttributeError by its name.
+`aten._flash_attention_forward` (the same kernels, which torch carries), its other kernels are in
+`flash_attention_layers`. A function that is missing here is an ImportError or AttributeError by its name.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.message import Message
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forerun.common.errors import ForerunError
-from forerun.sources.trace.inside.device import flash_attention_3, xformers_ops
+from forerun.sources.trace.inside.device import flash_attention_3, flash_attention_layers, grouped_gemm, xformers_ops
 from forerun.sources.trace.inside.recorder import Recorder
 
 VERSION = "2.8.3"
@@ -32,10 +33,16 @@ _NAME = "flash_attn"
 
 
 def install(recorder: Recorder) -> None:
-    """Lets `import flash_attn`, `flash_attn_interface` and `xformers` find stand-ins where they are not installed."""
+    """Lets `import flash_attn`, `flash_attn_interface`, `grouped_gemm` and `xformers` find stand-ins where they are not
+    installed."""
     for name, (version, contents) in _PACKAGES.items():
         if importlib.util.find_spec(name) is None:
             sys.meta_path.append(_Finder(name, version, contents, recorder))
+
+
+def _private_operators() -> dict[str, Any]:
+    """Returns the operators that code calls by their private names, registered now and not where the package is."""
+    return import_module("forerun.sources.trace.inside.device.flash_attention_2").OPERATORS
 
 
 def _attention(  # noqa: PLR0913 - the parameters of flash_attn's own functions
@@ -114,48 +121,7 @@ def flash_attn_with_kvcache(*_: Any, **__: Any) -> Any:
     raise ForerunError("flash_attn_with_kvcache: inference with a cache can't be traced")
 
 
-# -- other kernels ---------------------------------------------------------------------------------------------
-
-
-@torch.library.custom_op("flash_attn::rotary", mutates_args=())
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-_rotate.register_fake(lambda x, cos, sin: torch.empty_like(x))
-_rotate.register_autograd(
-    lambda ctx, grad: (_rotate(grad.contiguous(), *ctx.saved_tensors), None, None),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:]),
-)
-
-
-def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Returns the rotary embedding of (batch, sequence, heads, head size): one kernel that reads and writes `x`."""
-    made: Tensor = _rotate(x, cos, sin)
-    return made
-
-
-def layer_norm_fn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-    *_: Any,
-    eps: float = 1e-6,
-    prenorm: bool = False,
-    is_rms_norm: bool = False,
-    **__: Any,
-) -> Any:
-    """Normalizes `x` after adding `residual`; with `prenorm` it returns the sum too."""
-    total = x if residual is None else x + residual
-    shape = weight.shape
-    out = F.rms_norm(total, shape, weight, eps) if is_rms_norm else F.layer_norm(total, shape, weight, bias, eps)
-    return (out, total) if prenorm else out
-
-
-def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-    """Normalizes as `layer_norm_fn` without subtracting the mean."""
-    return layer_norm_fn(x, weight, bias, *args, **{**kwargs, "is_rms_norm": True})
+# -- padding ---------------------------------------------------------------------------------------------------
 
 
 def index_first_axis(x: Tensor, indices: Tensor) -> Tensor:
@@ -190,8 +156,9 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
     flash_attn_varlen_kvpacked_func,
     flash_attn_with_kvcache,
 )
-Contents = Mapping[str, Mapping[str, Any]]
-"""The content of each module of a package, by the module's name."""
+Content = Mapping[str, Any]
+Contents = Mapping[str, Content | Callable[[], Content]]
+"""The content of each module of a package, by the module's name, or what makes it when a program imports it."""
 
 
 def _named(*functions: Callable[..., Any]) -> dict[str, Any]:
@@ -203,22 +170,36 @@ _PACKAGES: dict[str, tuple[str, Contents]] = {
         VERSION,
         {
             _NAME: {**_named(*FUNCTIONS), "__version__": VERSION},
-            f"{_NAME}.flash_attn_interface": _named(*FUNCTIONS),
+            f"{_NAME}.flash_attn_interface": lambda: {**_named(*FUNCTIONS), **_private_operators()},
             f"{_NAME}.bert_padding": _named(index_first_axis, pad_input, unpad_input),
             f"{_NAME}.layers": {},
-            f"{_NAME}.layers.rotary": _named(apply_rotary_emb),
+            f"{_NAME}.layers.rotary": _named(*flash_attention_layers.ROTARY),
+            f"{_NAME}.modules": {},
+            f"{_NAME}.modules.mha": _named(*FUNCTIONS),
             f"{_NAME}.ops": {},
             f"{_NAME}.ops.triton": {},
-            f"{_NAME}.ops.triton.layer_norm": _named(layer_norm_fn, rms_norm_fn),
+            f"{_NAME}.ops.triton.cross_entropy": _named(flash_attention_layers.cross_entropy_loss),
+            f"{_NAME}.ops.triton.layer_norm": _named(*flash_attention_layers.NORMS),
         },
     ),
     "flash_attn_interface": ("3.0.0", {"flash_attn_interface": _named(*flash_attention_3.FUNCTIONS)}),
+    "grouped_gemm": (
+        "1.1.4",
+        {
+            "grouped_gemm": lambda: {"ops": import_module("grouped_gemm.ops"), "__version__": "1.1.4"},
+            "grouped_gemm.ops": _named(*grouped_gemm.FUNCTIONS),
+        },
+    ),
     "xformers": (
         "0.0.32",
         {"xformers": {"__version__": "0.0.32"}, "xformers.ops": xformers_ops.CONTENT},
     ),
 }
 """The packages that are replaced where they are not installed: version and modules."""
+
+
+_KERNELS = {"grouped_gemm": "grouped matrix products"}
+"""What torch has in place of a package's kernels, where that is not attention."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -234,8 +215,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=is_package)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._recorder.note(f"{self._name} is not installed: traced with torch's own attention in its place")
-        vars(module).update(self._contents[module.__name__])
+        kernels = _KERNELS.get(self._name, "attention")
+        self._recorder.note(f"{self._name} is not installed: traced with torch's own {kernels} in its place")
+        content = self._contents[module.__name__]
+        vars(module).update(content() if callable(content) else content)
 
     def find_distributions(self, context: Any = None) -> Iterable[importlib.metadata.Distribution]:
         name = getattr(context, "name", None)

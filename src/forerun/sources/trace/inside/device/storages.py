@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from forerun.sources.trace.inside.mode import VirtualMode
+from forerun.sources.trace.inside.unseen import stand_in
 from forerun.sources.trace.inside.values import set_value
 
 _KNOWN_BYTES = 1 << 16
@@ -52,6 +53,58 @@ def install(mode: VirtualMode) -> None:
 
     storage_class.__new__, storage_class.to, storage_class.cuda = new, to, cuda
     _rebuild_on_device(mode)
+    _slices(mode)
+
+
+class _Slice:
+    """Part of a storage on the device: `storage[a:b]`, of which a tensor can be made with `set_`."""
+
+    def __init__(self, storage: Any, device: torch.device, start: int, stop: int) -> None:
+        self.storage, self.device, self.start, self._stop = storage, device, start, stop
+
+    def __len__(self) -> int:
+        return self._stop - self.start
+
+    size = nbytes = __len__
+
+    def __getitem__(self, part: slice) -> _Slice:
+        start, stop, _ = part.indices(len(self))
+        return _Slice(self.storage, self.device, self.start + start, self.start + max(start, stop))
+
+    def data_ptr(self) -> int:
+        return int(self.storage.data_ptr()) + self.start
+
+    def untyped(self) -> _Slice:
+        return self
+
+
+def _slices(mode: VirtualMode) -> None:
+    """Lets programs take parts of a storage, as those do that lay tensors into one buffer. torch has no part of a
+    storage without memory."""
+    storage_class: Any = torch.UntypedStorage
+    item, set_ = storage_class.__getitem__, torch.Tensor.set_
+
+    def part_of(self: Any, part: Any) -> Any:
+        if self.device.type != "meta" or not isinstance(part, slice):
+            return item(self, part)
+        device = getattr(self, _DEVICE, torch.device("cuda", torch.cuda.current_device()))
+        return _Slice(self, device, 0, self.nbytes())[part]
+
+    def from_part(self: Any, source: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(source, _Slice):
+            return set_(self, *(() if source is None else (source,)), *args, **kwargs)
+        first, rest = divmod(source.start, self.itemsize)
+        if rest:
+            raise RuntimeError(f"the storage begins at byte {source.start}, between two elements of {self.dtype}")
+        count = len(source) // self.itemsize
+        given = dict(zip(("offset", "size", "stride"), args, strict=False))
+        offset, size, stride = given.get("offset", 0), given.get("size", (count,)), given.get("stride", (1,))
+        setattr(source.storage, _DEVICE, source.device)
+        self.data = _tensor_of(mode, source.storage, self.dtype, first + offset, size, stride)
+        return self
+
+    storage_class.__getitem__ = part_of
+    torch.Tensor.set_ = stand_in(set_, from_part)
 
 
 def _rebuild_on_device(mode: VirtualMode) -> None:

@@ -90,7 +90,7 @@ class VirtualGroup(MessagingGroup):
     def __init__(
         self, rank: int, ranks: Sequence[int], label: str, backends: dict[str, str], store: Any, options: Any = None
     ) -> None:
-        super().__init__(rank, ranks, label)
+        super().__init__(int(rank), [int(r) for r in ranks], label)  # Programs count ranks with numpy.
         self._store = store
         self.backends = backends
         """The name of the backend for each device type."""
