@@ -19,7 +19,7 @@ OWN_OPTIONS = {
     *("--store", "--executor", "--ray-address", "--workers", "--allocator"),
     *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out", "--source"),
     *("--nproc-per-node", "--no-python"),  # of torchrun
-    *("--launch", "--launch-out", "--scheduler"),
+    *("--launch", "--launch-out", "--scheduler", "--mtp"),
     *("--space", "--headroom", "--pareto", "--pareto-plans", "--why", "--heat", "--pictures"),
     *("--anchor", "--suggest-anchor", "--with-anchor", "--leave-out", "--write"),
     *("--every", "--checkpoint-mode", "--storage", "--outer-steps"),

@@ -76,6 +76,22 @@ def test_bounds_of_a_space_never_exceed_what_is_predicted(name, n_gpus, seq_len,
     assert np.median(shares, axis=0).tolist() > [0.8, 0.9]
 
 
+@pytest.mark.parametrize(
+    ("name", "stack", "extent", "modules"),
+    [
+        ("llama-3.2-1b", "megatron-core", "whole", 2),
+        ("deepseek-v2-lite", "torchtitan", "whole", 1),
+        ("deepseek-v2-lite", "megatron-core", "default", 1),
+    ],
+)
+def test_bounds_hold_with_modules_that_predict_further_tokens(name, stack, extent, modules):
+    model = replace(load_model(name), mtp_modules=modules)
+    table = make_space(model, CLUSTER, 16, 4096, 64, {"stack": stack}, None, extent).table(Tally())
+    some = random.Random(modules).sample(range(len(table)), min(24, len(table)))
+    shares = held_to_simulations(model, table.take(np.array(some)), stack, range(len(some)))
+    assert len(shares) > 3
+
+
 def test_the_bounds_of_a_plan_do_not_depend_on_its_row():
     """Those of memory are equal. Plans that are alike share a bound of time, which may be that of another of them."""
     model = load_model("llama-3.1-8b")

@@ -55,7 +55,7 @@ class Pipeline:
     """The stages of a plan and the times of their schedule."""
 
     def __init__(self, model: ModelSpec, plan: Plan) -> None:
-        self.plan, self.tied = plan, model.tied_embeddings
+        self.plan, self.tied = plan, model.ends_share
         self.pp, self.n_stages = plan.pp, plan.n_stages
         self.split = plan.splits_backward
         stages = staged_kinds(model, plan, load_stack(plan.stack))

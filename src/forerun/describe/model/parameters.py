@@ -62,7 +62,7 @@ def outer_parameters(spec: ModelSpec) -> dict[str, int]:
     """Returns the parameters outside the layers by part, for the parts that the model has; a tied head adds no matrix.
 
     Parts: embedding, position_embedding, token_type_embedding, layer_input_table, layer_input_projection, streams,
-    embedding_norm, final_norm, pooler, head_transform, head.
+    embedding_norm, final_norm, pooler, head_transform, head, mtp.
     """
     hidden, norm, inputs = spec.hidden, _norm(spec, spec.hidden), spec.n_layers * spec.layer_input
     parts = {
@@ -77,8 +77,14 @@ def outer_parameters(spec: ModelSpec) -> dict[str, int]:
         "pooler": spec.pooler * (hidden * hidden + hidden) + spec.pooler_classes * (hidden + 1),
         "head_transform": spec.head_transform * (hidden * hidden + spec.head_transform_bias * hidden + norm),
         "head": spec.vocab * (hidden * (not spec.tied_embeddings) + spec.head_bias),
+        "mtp": spec.mtp_modules * _beside_layer(spec),
     }
     return {part: count for part, count in parts.items() if count}
+
+
+def _beside_layer(spec: ModelSpec) -> int:
+    """Returns the parameters of a module that predicts a further token, but for its layer: norms and a projection."""
+    return 3 * _norm(spec, spec.hidden) + 2 * spec.hidden * spec.hidden
 
 
 def parameter_count(spec: ModelSpec) -> int:
@@ -104,12 +110,13 @@ def active_parameter_count(spec: ModelSpec) -> int:
 
 @lru_cache(maxsize=256)
 def compute_parameter_count(spec: ModelSpec) -> int:
-    """Returns the number of active parameters that multiply: no look-up tables, but the head's matrix, tied or not, and
-    blocks that layers share as often as they run."""
+    """Returns the number of active parameters that multiply: no look-up tables, but the head's matrix, tied or not,
+    once for each token that is predicted, and blocks that layers share as often as they run."""
     outer = outer_parameters(spec)
     tables = sum(outer.get(part, 0) for part in _TABLES)
     reused = sum(n * block_parameters(layer) for layer, n in layer_counts(spec) if _reuses(layer))
-    return active_parameter_count(spec) - tables + spec.tied_embeddings * spec.vocab * spec.hidden + reused
+    heads = (spec.tied_embeddings + spec.mtp_modules) * spec.vocab * spec.hidden
+    return active_parameter_count(spec) - tables + heads + reused
 
 
 @lru_cache(maxsize=256)
@@ -128,8 +135,10 @@ def model_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
 
 
 def layer_counts(spec: ModelSpec) -> list[tuple[ModelSpec, int]]:
-    """Returns every distinct layer as a model of one layer, and the number of layers that are alike."""
+    """Returns every distinct layer as a model of one layer, and the number of layers that are alike, those of modules
+    that predict further tokens included."""
     counts = Counter(spec.kind_of_layer)
+    counts[spec.kind_of_layer[-1]] += spec.mtp_modules
     return [(layer, counts[place]) for place, layer in enumerate(spec.kinds)]
 
 

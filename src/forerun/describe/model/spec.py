@@ -274,6 +274,10 @@ class ModelSpec:
     shortcut: bool = False
     """a layer has two attentions and two dense feed-forwards; its experts read what the first feed-forward reads, and
     join behind the second one (LongCat-Flash)"""
+    mtp_modules: int = 0
+    """modules that predict one further token each, behind the last layer: norms of the stream and of the next token's
+    embedding, a projection of both, a layer like the last one, a norm, and the model's own head (DeepSeek-V3, arXiv
+    2412.19437, section 2.2)"""
     layers: tuple[LayerChanges, ...] = ()
     """what each layer changes; a list shorter than `n_layers` repeats"""
     rope_theta: float | None = field(default=None, compare=False)
@@ -310,6 +314,13 @@ class ModelSpec:
             raise ForerunError(
                 f"model {self.name}: shortcut needs n_heads and ffn_hidden, and neither scan, streams nor parallel"
             )
+        last = dict(self.layers[(self.n_layers - 1) % len(self.layers)]) if self.layers else {}
+        reads_others = any(last.get(key, getattr(self, key)) for key in ("shared_kv", "shared_block", "layer_input"))
+        if self.mtp_modules and (self.streams or reads_others or not self.causal or self.head_transform):
+            raise ForerunError(
+                f"model {self.name}: mtp_modules need a causal model with one residual stream, whose last layer reads"
+                " nothing but the layer before"
+            )
         chosen = self.n_heads // max(1, self.n_kv_heads)
         if self.attention_experts and (self.mla or self.compressed or self.attention_experts < chosen):
             raise ForerunError(f"model {self.name}: attention_experts need at least n_heads / n_kv_heads, and no mla")
@@ -317,7 +328,7 @@ class ModelSpec:
             raise ForerunError(f"model {self.name}: several residual streams need halves in turn, not parallel: true")
         if self.pooler_classes and not self.pooler:
             raise ForerunError(f"model {self.name}: pooler_classes {self.pooler_classes} needs pooler: true")
-        for key in ("max_positions", "token_types", "pooler_classes", "other_parameters", *_WIDTHS):
+        for key in ("max_positions", "token_types", "pooler_classes", "other_parameters", "mtp_modules", *_WIDTHS):
             if getattr(self, key) < 0:
                 raise ForerunError(f"model {self.name}: {key} must be at least 0, got {getattr(self, key)}")
         for key in ("sliding_window", "attention_chunk"):
@@ -332,6 +343,11 @@ class ModelSpec:
     def value_dim(self) -> int:
         """Returns the width of a head of values."""
         return self.mla.v_head_dim if self.mla else self.v_head_dim or self.head_dim
+
+    @property
+    def ends_share(self) -> bool:
+        """Returns whether the last unit reads the embedding's matrix: as its head, or for tokens to predict."""
+        return self.tied_embeddings or self.mtp_modules > 0
 
     @property
     def gated_mlp(self) -> bool:
@@ -403,5 +419,5 @@ def _layers_of(spec: ModelSpec) -> tuple[tuple[ModelSpec, ...], tuple[int, ...]]
 def _alone(spec: ModelSpec, changes: LayerChanges, dense: bool) -> ModelSpec:
     """Returns one layer of `spec` with its `changes`; with `dense` it keeps its dense feed-forward."""
     moe = None if dense or spec.moe is None else replace(spec.moe, n_dense_layers=0)
-    plain = {"n_layers": 1, "layers": (), "notes": (), "moe": moe}
+    plain = {"n_layers": 1, "layers": (), "notes": (), "moe": moe, "mtp_modules": 0}
     return replace(spec, **{**plain, **dict(changes)})

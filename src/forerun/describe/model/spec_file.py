@@ -37,6 +37,7 @@ _OF_THE_MODEL = (
     "tied_embeddings",
     "layers",
     "notes",
+    "mtp_modules",
     "norm",
     "final_norm",
     "streams",

@@ -66,6 +66,19 @@ def unfit_loss_chunks_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str
     return f"loss_chunks {plan.loss_chunks}: stack {plan.stack} adds up weight gradients in its own products"
 
 
+def unfit_modules(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
+    """Says in which plans the modules that predict further tokens do not run."""
+    if not model.mtp_modules:
+        return False
+    return (plan.lora_rank > 0) | plan.reference | (plan.activation_offload > 0)
+
+
+def unfit_modules_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
+    """Explains the refusal of one plan."""
+    field = next(name for name in ("lora_rank", "reference", "activation_offload") if getattr(plan, name))
+    return f"{field} {getattr(plan, field)}: modules that predict further tokens (mtp_modules) run without it"
+
+
 def of_matrices(plan: Plans, holds: Callable[[OfMatrices], bool]) -> Column:
     """Says in which plans the optimizer treats matrices as `holds` says."""
 

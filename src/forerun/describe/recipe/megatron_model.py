@@ -34,6 +34,8 @@ def model_of(fields: Fields) -> tuple[ModelSpec | None, str]:
     grouped = fields.flag("group-query-attention") or fields.stated(sizes["n_kv_heads"])
     values["n_kv_heads"] = fields.integer(sizes["n_kv_heads"], 1) if grouped else values["n_heads"]
     values |= _layer(fields, gated)
+    values["mtp_modules"] = fields.integer("mtp-num-layers", 0, 0)
+    fields.stated("mtp-loss-scaling-factor")
     with at(fields.place):
         if fields.flag("multi-latent-attention"):
             names = ("kv_lora_rank", "qk_nope_dim", "qk_rope_dim", "v_head_dim")

@@ -25,6 +25,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
+from forerun.interfaces.cli.further_tokens import MtpModules, with_modules
 from forerun.interfaces.cli.launch_option import LaunchOptions
 from forerun.interfaces.cli.numbers import memory_left, whole_numbers
 from forerun.interfaces.cli.option_groups import given
@@ -77,6 +78,7 @@ class Subject:
     global_batch: Annotated[
         str | None, typer.Option(metavar="N", help="Sequences of a step over all GPUs; several as with --gpus.")
     ] = None
+    mtp: MtpModules = None
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def plan(
     model, given_fields = asked.model, asked.fixed
     is_open = "stack" not in given_fields and anchor is None and options.space == "default"
     fixed = with_open_stacks(given_fields, launch.launch) if is_open else given_fields
-    changed = {"--network": under.network, "--anchor": anchor}
+    changed = {"--mtp": subject.mtp, "--network": under.network, "--anchor": anchor}
     question = Question(
         model,
         where=with_anchor(anchor, model, where, fixed),
@@ -245,12 +247,20 @@ def _asked(subject: Subject, fields: dict[str, Any]) -> _Asked:
     if subject.recipe is not None:
         first = (gpus[0] if gpus else None, batches[0] if batches else None)
         of = recipe_question(subject.recipe, subject.model, fields, subject.seq_len, *first)
-        return _Asked(of.model, of.seq_len, gpus or (of.gpus,), batches or (of.batch,), of.fixed, of.plan)
+        return _Asked(
+            with_modules(of.model, subject.mtp),
+            of.seq_len,
+            gpus or (of.gpus,),
+            batches or (of.batch,),
+            of.fixed,
+            of.plan,
+        )
     required = {"gpus": subject.gpus, "seq-len": subject.seq_len, "global-batch": subject.global_batch}
     absent = ", ".join(f"--{name}" for name, value in required.items() if value is None)
     if subject.model is None or subject.seq_len is None or absent:
         raise ForerunError(f"plan: {absent} missing; give it with the model")
-    return _Asked(load_model(subject.model), subject.seq_len, gpus, batches, fields)
+    model = with_modules(load_model(subject.model), subject.mtp)
+    return _Asked(model, subject.seq_len, gpus, batches, fields)
 
 
 def _rank(

@@ -37,6 +37,7 @@ from forerun.evidence.fitting.anchor_file import with_stated_rates
 from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
+from forerun.interfaces.cli.further_tokens import MtpModules, with_modules
 from forerun.interfaces.cli.launch_option import LaunchOptions
 from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.option_groups import given
@@ -109,6 +110,7 @@ class Subject:
             " every, fragments, delay, wire, keep, link_gb_s and link_ms, as in diloco:every=500,wire=fp8.",
         ),
     ] = None
+    mtp: MtpModules = None
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,7 @@ def predict(
             "global_batch": subject.global_batch,
             "compress_gradients": subject.compress_gradients,
             "outer_steps": subject.outer_steps,
+            "mtp": subject.mtp,
         }
         of_plan |= {"launch": launch.launch, "recipe": subject.recipe, **given(post)}
         refuse({name: True for name, value in of_plan.items() if value is not None}, _HAS_ITS_PLAN)
@@ -283,13 +286,13 @@ def _described(
         values["seq_len"] = subject.seq_len
     if subject.recipe is None:
         assert subject.model is not None
-        return load_any(subject.model), values, batch, gpus
+        return with_modules(load_any(subject.model), subject.mtp), values, batch, gpus
     recipe = read_recipe(subject.recipe)
     spec = recipe.named_model() if subject.model is None else load_any(subject.model)
     if isinstance(spec, LayeredModel):
         raise ForerunError(f"--recipe {recipe.place}: {spec.name} is given layer by layer; choose a transformer")
     values, batch, gpus = recipe.under(values, batch, gpus)
-    return (recipe.noted(spec) if subject.model else spec), values, batch, gpus
+    return with_modules(recipe.noted(spec) if subject.model else spec, subject.mtp), values, batch, gpus
 
 
 def _gains_of_program(program: Path, where: Cluster, simulation: Simulation, under: Conditions) -> tuple[WhatIf, ...]:

@@ -30,9 +30,21 @@ def embedding_section(kernels: TransformerKernels) -> Section:
     weights.wide = sum(weights.matrices)
     if kernels.stack.dtensor:  # every rank makes the gradient of the whole table, then takes its part
         weights.beyond = (kernels.plan.tp - 1) * s.vocab * s.hidden
-    size = s.tokens * s.hidden * s.act_bytes
     lookups = 1 + (model.position == "learned") + bool(model.token_types)
-    forward, backward = kernels.pattern("embedding", s.tokens * (lookups * s.hidden + inputs), "composed")
+    lookup(section, ("x", 0), lookups * s.hidden + inputs, sum(weights.matrices) + weights.beyond)
+    if inputs:
+        _layer_inputs(section, inputs)
+    if model.embedding_norm:
+        section.norm("embedding.norm", "x", "x.normed", s.tokens_sp, EMBEDDING)
+    opened(section, "x.normed" if model.embedding_norm else "x", EMBEDDING)
+    return section
+
+
+def lookup(section: Section, made: tuple[str, int], width: int, elements: int) -> None:
+    """Writes the look-up of `width` elements a token in tables of `elements`, which makes the tensor `made`."""
+    kernels, s = section.kernels, section.kernels.shapes
+    size = s.tokens * s.hidden * s.act_bytes
+    forward, backward = kernels.pattern("embedding", s.tokens * width, "composed")
     sp = kernels.plan.sequence_parallel and kernels.plan.tp > 1
     kind = Collective.REDUCE_SCATTER if sp else Collective.ALL_REDUCE
     forward = forward + kernels.collective("embedding.reduce", kind, "tp", size, Stream.TP)
@@ -44,17 +56,11 @@ def embedding_section(kernels: TransformerKernels) -> Section:
             EMBEDDING,
             forward,
             gather + backward,
-            makes=(("x", 0),),
-            weight_grad_bytes=section.weight_grad_bytes(sum(weights.matrices) + weights.beyond),
+            makes=(made,),
+            weight_grad_bytes=section.weight_grad_bytes(elements),
             gradless=True,
         )
     )
-    if inputs:
-        _layer_inputs(section, inputs)
-    if model.embedding_norm:
-        section.norm("embedding.norm", "x", "x.normed", s.tokens_sp, EMBEDDING)
-    opened(section, "x.normed" if model.embedding_norm else "x", EMBEDDING)
-    return section
 
 
 def _layer_inputs(section: Section, width: int) -> None:
@@ -75,10 +81,17 @@ def _layer_inputs(section: Section, width: int) -> None:
 
 def head_section(kernels: TransformerKernels) -> Section:
     """Returns the section of final norm, head matrix (the embedding's when tied) and loss."""
-    s, model, plan = kernels.shapes, kernels.model, kernels.plan
     section = Section(kernels, Tape([], kernels.marker), Weights())
     section.tape.inputs = (("x", stream_bytes(section)),)
-    x = closed(section, "x", HEAD)
+    norm_and_loss(section, closed(section, "x", HEAD))
+    return section
+
+
+def norm_and_loss(section: Section, x: str, first: bool = True) -> None:
+    """Writes the final norm, the head's matrix and the loss behind the stream `x`. Unless it is the `first` head of the
+    model, the matrix is that of the first one."""
+    kernels = section.kernels
+    s, model, plan = kernels.shapes, kernels.model, kernels.plan
     if model.final_norm:
         section.norm("final_norm", x, "x.normed", s.tokens_sp, HEAD)
         x = "x.normed"
@@ -91,17 +104,20 @@ def head_section(kernels: TransformerKernels) -> Section:
         x = "t.normed"
     if model.pooler:
         _pooler(section, x)
-    if model.head_bias:
+    if model.head_bias and first:
         section.weights.vectors.append(s.vocab)
     section.tape.weights_first = kernels.whole_graph
+    if first:
+        section.weights.matrices.append(s.hidden * s.vocab)
+        section.weights.wide += s.hidden * s.vocab
     if plan.loss_chunks > 1:
         _chunked_loss(section, x)
-        return section
+        return
     inside = section.enter("head.enter", x, "x.gathered", HEAD)
-    _head_matrix(section, inside)
-    if plan.pp > 1 and kernels.stack.pipeline_keeps:  # the runtime keeps the last stage's output as it does the others'
-        first = section.tape.ops[0]
-        first.saves = (*first.saves, "logits")
+    _head_matrix(section, inside, first)
+    if first and plan.pp > 1 and kernels.stack.pipeline_keeps:
+        norm = section.tape.ops[0]  # the runtime keeps the last stage's output as it does the others'
+        norm.saves = (*norm.saves, "logits")
     if plan.loss_parallel or plan.tp == 1:
         _loss(section, s.tokens, s.vocab)
     else:
@@ -111,7 +127,6 @@ def head_section(kernels: TransformerKernels) -> Section:
             TapeOp("loss.gather", "gather", HEAD, gather, [], reads=("logits",), makes=(("all_logits", size),))
         )
         _loss(section, s.tokens, s.vocab * plan.tp, "all_logits")
-    return section
 
 
 def _pooler(section: Section, x: str) -> None:
@@ -127,13 +142,12 @@ def _pooler(section: Section, x: str) -> None:
         )
 
 
-def _head_matrix(section: Section, x: str) -> None:
+def _head_matrix(section: Section, x: str, first: bool) -> None:
     kernels, s = section.kernels, section.kernels.shapes
     forward, dgrad, wgrad = kernels.gemms("head", s.tokens, s.hidden, s.vocab, dtype=kernels.wide_dtype)
     elements = s.hidden * s.vocab
     weight = section.autocast_weight("head", elements)
-    section.weights.matrices.append(elements)
-    section.weights.wide += elements
+    gradient = section.weight_grad_bytes(elements)
     section.tape.add(
         TapeOp(
             "head",
@@ -145,9 +159,10 @@ def _head_matrix(section: Section, x: str) -> None:
             reads=(x,),
             saves=(x, *(tensor for tensor, _ in weight.made)),
             makes=(("logits", s.tokens * s.vocab * s.act_bytes), *weight.made),
-            parameters=(elements,),
-            weight_grad_bytes=section.weight_grad_bytes(elements),
+            parameters=(elements,) if first else (),
+            weight_grad_bytes=gradient if first else 0,
             category=Category.ACTIVATION if kernels.in_graphs else Category.LOGITS,
+            scratch_bytes=0 if first else gradient,  # it adds to the gradient that the first head makes
         )
     )
 
@@ -165,8 +180,6 @@ def _chunked_loss(section: Section, x: str) -> None:
     """
     kernels, s, plan = section.kernels, section.kernels.shapes, section.kernels.plan
     elements, rows = s.hidden * s.vocab, ceil_div(s.tokens, plan.loss_chunks)
-    section.weights.matrices.append(elements)
-    section.weights.wide += elements
     product, dgrad, wgrad = kernels.gemms("head", rows, s.hidden, s.vocab, dtype=kernels.wide_dtype)
     scale = kernels.act_bytes / 2
     read, written = (rows * s.vocab * size * scale for size in _CHUNK_BYTES)

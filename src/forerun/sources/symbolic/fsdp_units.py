@@ -19,7 +19,8 @@ from forerun.core.program.types import Block, Category
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.stack import Stack
-from forerun.sources.symbolic.embedding_and_head import embedding_section, head_section
+from forerun.sources.symbolic.embedding_and_head import embedding_section
+from forerun.sources.symbolic.further_tokens import heads_section
 from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
 from forerun.sources.symbolic.layer import layer_section
 from forerun.sources.symbolic.linear import Section
@@ -65,9 +66,11 @@ class Unit:
     @property
     def gradient_bytes(self) -> int:
         """Returns the bytes of weight gradients that a backward pass leaves behind."""
-        block = self.backward if self.weight_backward is None else self.weight_backward
-        made = (block.tensor_category == Category.UNSHARDED) & (block.tensor_free < 0)
-        return int(block.tensor_bytes @ made)
+        blocks = (self.backward,) if self.weight_backward is None else (self.backward, self.weight_backward)
+        return sum(
+            int(block.tensor_bytes @ ((block.tensor_category == Category.UNSHARDED) & (block.tensor_free < 0)))
+            for block in blocks
+        )
 
 
 UnitKind = int
@@ -135,7 +138,7 @@ def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
         list(zip([units[kind] for kind in stage], numbers, strict=False))
         for stage in kinds[: kernels.plan.distinct_stages]
     ]
-    return Staged(kernels, stages * kernels.plan.stage_copies, model.tied_embeddings)
+    return Staged(kernels, stages * kernels.plan.stage_copies, model.ends_share)
 
 
 def build_units(kernels: TransformerKernels, split: bool) -> Units:
@@ -154,7 +157,7 @@ def build_units(kernels: TransformerKernels, split: bool) -> Units:
             plain = _section_unit(name + ".plain", layer_section(here, False), split)
             plain = replace(plain, reference=unit.reference)
         units |= {layer_unit(number, False): unit, layer_unit(number, True): plain}
-    outside = ((EMBEDDING, "embedding", embedding_section), (HEAD, "head", head_section))
+    outside = ((EMBEDDING, "embedding", embedding_section), (HEAD, "head", heads_section))
     for kind, name, made in outside:
         section = made(kernels)
         section.freeze()

@@ -23,8 +23,16 @@ def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
     shared = [(name, 0) for name in SHARED] if model.shared_kv else []
     shared += [(EMBEDDED, 0)] if model.shared_block else []
     section = Section(kernels, Tape([], kernels.marker), Weights())
-    tape = section.tape
-    tape.inputs = (("x", stream_bytes(section)), *shared)
+    section.tape.inputs = (("x", stream_bytes(section)), *shared)
+    write_layer(section)
+    section.freeze()
+    settle_activations(kernels, section.tape, checkpointed)
+    return section
+
+
+def write_layer(section: Section) -> None:
+    """Writes the layer that reads the stream `x` and makes the stream `y`."""
+    model = section.kernels.model
     if model.parallel:
         _parallel_halves(section)
     elif model.shortcut:
@@ -32,9 +40,6 @@ def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
     else:
         _halves_in_turn(section)
     section.weights.vectors += [model.other_parameters] * (model.other_parameters > 0)
-    section.freeze()
-    settle_activations(kernels, tape, checkpointed)
-    return section
 
 
 def _halves_in_turn(section: Section) -> None:

@@ -132,6 +132,7 @@ class Tape:
             op.reads = tuple(made.get(name, name) for name in op.reads)
             op.saves = tuple(made.get(name, name) for name in op.saves)
             op.makes = tuple((made.get(name, name), size) for name, size in op.makes)
+        self.narrow = {made.get(wide, wide): made.get(copy, copy) for wide, copy in self.narrow.items()}
 
     # -- what survives the forward pass ------------------------------------------------------------------
 

@@ -189,7 +189,7 @@ class _Backward:
             self._catch_up()
 
     def _weight_gradient(self, op: TapeOp) -> None:
-        target = (self.weights or self.writer).block
+        target = (self.weights if self.weights and op.weight_backward else self.writer).block
         target.tensor(op.weight_grad_bytes, _UNSHARDED, max(0, len(target) - 1), -1)
 
     def _catch_up(self) -> None:

@@ -47,6 +47,7 @@ def model_arguments(t: Translation) -> list[str]:
         t.remark("rotary base: Megatron-LM's 10000, as the model has none here; see --rotary-base")
     lines += ["--swiglu"] if model.mlp == "swiglu" else []
     lines += [] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"]
+    lines += [f"--mtp-num-layers {model.mtp_modules}"] if model.mtp_modules else []
     lines += _biases(t) + _attention(t)
     return lines + (_experts(t, model.moe) if model.moe else [])
 

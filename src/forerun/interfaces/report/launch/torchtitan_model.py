@@ -54,6 +54,7 @@ def _unlike_all(model: ModelSpec) -> list[tuple[bool, str]]:
     moe = model.moe
     return [
         (model.n_heads == 0, "stack without attention"),
+        (model.mtp_modules > 0, "modules that predict further tokens (mtp_modules)"),
         (model.mlp != "swiglu", f"{model.mlp} feed-forward (they have swiglu)"),
         (model.norm != "rmsnorm", f"{model.norm} (they have rmsnorm)"),
         (model.position != "rope", f"{model.position} positions (they have rope)"),
