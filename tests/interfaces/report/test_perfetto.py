@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections import defaultdict
 from decimal import Decimal
 from itertools import pairwise
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from random_programs import N_OPS, program, random_programs
 
 import forerun
@@ -22,6 +24,7 @@ from forerun.core.program.types import Channel, FlatProgram, Program, Stream
 from forerun.core.program.unfold import unfold
 from forerun.interfaces.report.perfetto import write_run_trace, write_trace
 
+NANOSECOND = Decimal("0.001")
 ISSUE_PS = np.array([0, 1, 5, 70, 1_000_001, 3], np.int64)
 DURATION_PS = np.array([0, 123_456_789_012, 7, 1_000_000, 999_999, 250], np.int64)
 
@@ -56,7 +59,30 @@ def test_slices_are_sorted_and_never_overlap_on_a_thread(tmp_path: Path, what: P
         assert all(a[1] <= b[0] for a, b in pairwise(slices))
     on_device = [e for e in data["traceEvents"] if e["ph"] == "X" and e["cat"] != "host"]
     assert len(on_device) == len(flat)
-    assert sum(e["dur"] for e in on_device) * 10**6 == int((timeline.end_ps - timeline.start_ps).sum())
+    assert sum(e["dur"] for e in on_device) * 1000 == int((timeline.end_ps // 1000 - timeline.start_ps // 1000).sum())
+    assert sorted(e["ts"] * 1000 for e in on_device) == sorted((timeline.start_ps // 1000).tolist())
+
+
+def nanoseconds(time_us: Decimal) -> int:
+    """A time as Perfetto's importer reads it: a double, rounded to whole nanoseconds."""
+    return math.floor(float(time_us) * 1000.0 + 0.5)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(random_programs(), st.lists(st.integers(0, 5000), min_size=N_OPS, max_size=N_OPS))
+def test_slices_do_not_overlap_where_times_are_whole_nanoseconds(
+    tmp_path: Path, what: Program, duration_ps: list[int]
+) -> None:
+    flat, none = unfold(what), np.zeros(N_OPS)
+    durations = np.array(duration_ps, np.int64)
+    timeline = simulate(flat, durations, ISSUE_PS, none, none, np.zeros(N_OPS, bool))
+    write_trace(tmp_path / "trace.json", what, flat, timeline, ISSUE_PS)
+    ends: dict[tuple[int, int], int] = defaultdict(int)
+    for event in json.loads((tmp_path / "trace.json").read_text(), parse_float=Decimal)["traceEvents"]:
+        if event["ph"] == "X":
+            thread, start = (event["pid"], event["tid"]), nanoseconds(event["ts"])
+            assert start >= ends[thread]
+            ends[thread] = start + nanoseconds(event["dur"])
 
 
 def test_a_slice_says_what_ran(tmp_path: Path) -> None:
@@ -69,7 +95,7 @@ def test_a_slice_says_what_ran(tmp_path: Path) -> None:
     assert [(e["pid"], e["tid"]) for e in slices] == [(0, Stream.PP_SEND)] * 2 + [(1, Stream.PP_RECV)] * 2
     second = slices[1]
     assert second["name"] == "op1"
-    assert (str(second["ts"]), str(second["dur"])) == ("123456.789013", "123456.789012")
+    assert (str(second["ts"]), str(second["dur"])) == ("123456.789", "123456.789")
     expected = {"micro_batch": 1, "layer": 1, "block": "send", "module": "m", "channel": "pipe", "kind": "memory"}
     assert expected.items() <= second["args"].items()
     names = {e["args"]["name"] for e in data["traceEvents"] if e["ph"] == "M" and "name" in e["args"]}
@@ -101,11 +127,14 @@ def test_a_run_is_its_steps_one_after_the_other(tmp_path: Path, first: Program, 
     run = json.loads((tmp_path / "run.json").read_text(), parse_float=Decimal)
     assert run["otherData"] == {"what": "two steps"}
     slices = [event for event in run["traceEvents"] if event["ph"] == "X"]
-    assert [event for event in slices if event["cat"] != "iteration"] == alone
+    inside = [event for event in slices if event["cat"] != "iteration"]
+    times = ("ts", "dur")
+    assert [{**event, "ts": 0, "dur": 0} for event in inside] == [{**event, "ts": 0, "dur": 0} for event in alone]
+    assert all(abs(a[key] - b[key]) <= NANOSECOND for a, b in zip(inside, alone, strict=True) for key in times)
     marks = [event for event in slices if event["cat"] == "iteration"]
     assert [(mark["name"], mark["ts"]) for mark in marks] == [
-        ("iteration 0", Decimal(steps[0].start_ps) / 10**6),
-        ("iteration 1", Decimal(steps[1].start_ps) / 10**6),
+        ("iteration 0", Decimal(steps[0].start_ps // 1000) / 1000),
+        ("iteration 1", Decimal(steps[1].start_ps // 1000) / 1000),
     ]
     assert marks[0]["ts"] + marks[0]["dur"] == marks[1]["ts"]
     names = [json.dumps(event) for event in run["traceEvents"] if event["ph"] == "M"]

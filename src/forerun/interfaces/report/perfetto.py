@@ -30,8 +30,9 @@ def write_trace(path: str | Path, program: Program, flat: FlatProgram, timeline:
 
     One process per rank class; one thread per stream that has nodes, and one for the host that launches kernels
     (`issue_ps` is the host's time per op, as given to `engine.simulate`). Slices are in order of their start, and
-    never overlap on a thread. Times are microseconds with six digits, so picoseconds are exact. The file appears
-    whole or not at all, compressed where its name ends in .gz.
+    never overlap on a thread. Times are microseconds with three digits: Perfetto counts whole nanoseconds, and rounds the
+    start and the duration of a slice each by itself, so that with more digits a slice could end after the next one starts.
+    The file appears whole or not at all, compressed where its name ends in .gz.
 
     Raises ForerunError if the file can't be written.
     """
@@ -118,7 +119,7 @@ def _slices(iteration: RunIteration, number: int, op_texts: list[tuple[str, str]
     for start, end, tid, i in slices:
         if end == start and tid == _HOST_TID:
             continue
-        when = f'"ts": {_us(iteration.start_ps + start)}, "dur": {_us(end - start)}'
+        when = _when(iteration.start_ps + start, iteration.start_ps + end)
         timing = f'"ph": "X", "pid": {number}, "tid": {tid}, {when}'
         op_name, op_args = op_texts[flat.op[i]]
         if tid == _HOST_TID:
@@ -132,7 +133,7 @@ def _slices(iteration: RunIteration, number: int, op_texts: list[tuple[str, str]
 def _marked(iterations: Iterable[RunIteration], marks: list[str]) -> Iterator[RunIteration]:
     """Yields the same iterations; `marks` gets a slice for each on the run's own thread."""
     for number, iteration in enumerate(iterations):
-        when = f'"ts": {_us(iteration.start_ps)}, "dur": {_us(iteration.timeline.end_of_step_ps)}'
+        when = _when(iteration.start_ps, iteration.start_ps + iteration.timeline.end_of_step_ps)
         timing = f'"ph": "X", "pid": {_RUN_PID}, "tid": 0, {when}'
         marks.append(f'{{"name": "iteration {number}", "cat": "iteration", {timing}}}')
         yield iteration
@@ -142,9 +143,15 @@ def _metadata(pid: int, tid: int, kind: str, key: str, value: str | int) -> str:
     return json.dumps({"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {key: value}})
 
 
-def _us(time_ps: int) -> str:
-    """Returns picoseconds as a decimal number of microseconds, exactly."""
-    return f"{time_ps // 10**6}.{time_ps % 10**6:06d}"
+def _when(start_ps: int, end_ps: int) -> str:
+    """Returns start and duration of a slice, which ends in the nanosecond in which the next one may start."""
+    start_ns, end_ns = start_ps // 1000, end_ps // 1000
+    return f'"ts": {_us(start_ns)}, "dur": {_us(end_ns - start_ns)}'
+
+
+def _us(time_ns: int) -> str:
+    """Returns nanoseconds as a decimal number of microseconds, exactly."""
+    return f"{time_ns // 1000}.{time_ns % 1000:03d}"
 
 
 def _op_texts(program: Program) -> list[tuple[str, str]]:
