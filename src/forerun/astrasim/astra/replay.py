@@ -18,7 +18,7 @@ from forerun.astrasim.astra.queueless_rings import with_closed_forms
 from forerun.astrasim.astra.ranks import LoweredRanks, lower_ranks
 from forerun.astrasim.astra.remote_memory import NO_EXPANSION, RemoteMemory
 from forerun.astrasim.astra.run import Deadlock, SlotRun, UnequalCalls, run_program
-from forerun.astrasim.astra.statistics import RankStatistics, rank_statistics
+from forerun.astrasim.astra.statistics import Observer, RankStatistics
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace, TracesByClass
 from forerun.common.errors import ForerunError
@@ -154,9 +154,12 @@ def _run(
 
 def _replay(traces: tuple[LoweredTrace, ...], first: I64, run: SlotRun, actor_of_rank: I64, system: System) -> Replay:
     result, of_actor = run.result, []
+    distinct = {id(trace): trace for trace in traces}
+    observers = {key: Observer(trace, system) for key, trace in distinct.items()}
     for actor, trace in enumerate(traces):
         rows = slice(first[actor], first[actor + 1])
         start_ns, end_ns, done_order = result.start_ns[rows], result.end_ns[rows], result.done_order[rows]
-        of_actor.append(rank_statistics(trace, system, start_ns, end_ns, done_order, int(result.finish_ns[actor])))
+        finish_ns = int(result.finish_ns[actor])
+        of_actor.append(observers[id(trace)].statistics(start_ns, end_ns, done_order, finish_ns))
     actors = tuple(actor_of_rank.tolist())
     return Replay(tuple(of_actor[actor] for actor in actors), traces, first, run, actors)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forerun.astrasim.astra.lower import LoweredTrace
 from forerun.astrasim.astra.replay import Replay
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommGroups, RankTrace
 from forerun.astrasim.messages.slots import COLLECTIVE
 from forerun.core.network.network_file import Network
+from forerun.core.program.types import I64
 
 _IN_ORDER = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 """the order in which ASTRA-sim makes the topologies of the collectives"""
@@ -61,17 +63,26 @@ def rings_of_groups(replay: Replay, traces: Sequence[RankTrace], groups: CommGro
     A group of all ranks has no ring of its own.
     """
     found: list[GroupRing] = []
+    uses: dict[int, list[tuple[int, int]]] = {}
     for rank, actor in enumerate(replay.actor_of_rank):
-        lowered, trace = replay.traces[actor], traces[rank]
-        node = np.flatnonzero(lowered.action == COLLECTIVE)
-        start_ns = replay.run.result.start_ns[replay.rows(actor)][node]
-        first: dict[tuple[int, int], int] = {}
-        for row, start in zip(lowered.row[node].tolist(), start_ns.tolist(), strict=True):
-            if trace.group[row] >= 0 and row not in (trace.involved_dims or {}):
-                use = int(trace.group[row]), int(trace.comm_type[row])
-                first[use] = min(start, first.get(use, start))
-        for (group, _), start in first.items():
-            members = groups.get(trace.group_names[group], ())
+        if actor not in uses:
+            uses[actor] = _first_uses(replay.traces[actor], replay.run.result.start_ns[replay.rows(actor)])
+        for group, start in uses[actor]:
+            members = groups.get(traces[rank].group_names[group], ())
             if rank in members and len(members) < len(traces):
                 found.append(GroupRing(start, rank, len(members), members.index(rank)))
     return sorted(found, key=lambda ring: (ring.start_ns, ring.rank))
+
+
+def _first_uses(lowered: LoweredTrace, start_ns: I64) -> list[tuple[int, int]]:
+    """Returns each group with the time of its first collective of a kind, in the order of their nodes."""
+    trace = lowered.trace
+    is_in_group = (lowered.action == COLLECTIVE) & (trace.group[lowered.row] >= 0)
+    is_in_group &= ~np.isin(lowered.row, list(trace.involved_dims or ()))
+    row = lowered.row[is_in_group]
+    use = np.stack([trace.group[row], trace.comm_type[row]], axis=1)
+    _, example, number = np.unique(use, axis=0, return_index=True, return_inverse=True)
+    first_ns = np.full(len(example), np.iinfo(np.int64).max)
+    np.minimum.at(first_ns, number.reshape(-1), start_ns[is_in_group])
+    order = np.argsort(example)
+    return list(zip(use[example[order], 0].tolist(), first_ns[order].tolist(), strict=True))

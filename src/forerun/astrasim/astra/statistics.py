@@ -12,7 +12,8 @@ from forerun.astrasim.astra.lower import LoweredTrace
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import NodeKind
 from forerun.common.arrays import positions, union
-from forerun.core.program.types import I64
+from forerun.common.jit import njit
+from forerun.core.program.types import I32, I64
 
 Mask = npt.NDArray[np.bool_]
 
@@ -35,32 +36,53 @@ class RankStatistics:
     remote_mem_time: int = 0
 
 
-def rank_statistics(
-    lowered: LoweredTrace, system: System, start_ns: I64, end_ns: I64, done_order: I64, finish_ns: int
-) -> RankStatistics:
-    """Returns the statistics of a rank that ran `lowered`; the arrays have one entry for each of its rows."""
-    kind, is_cpu = lowered.trace.kind[lowered.row], lowered.trace.is_cpu[lowered.row]
-    comp = kind == NodeKind.COMP
-    gpu = comp & ~is_cpu
-    duration = end_ns - start_ns
-    busy = int(duration[~is_cpu].sum()) if system.replay_only else int(duration[gpu].sum())
-    comm, storage = kind >= NodeKind.SEND, (kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)
-    peak = peak_memory(lowered, start_ns, end_ns, done_order) if system.track_local_mem else None
-    roofline = _roofline(lowered, system, duration, comp) if system.roofline_enabled else (None, None, None, None)
-    return RankStatistics(
-        wall_cycles_finished=int(finish_ns),
-        exposed_communication=int(finish_ns) - busy,
-        wall_time=int(end_ns.max(initial=0)),
-        gpu_time=union_ns(start_ns[gpu], end_ns[gpu]),
-        comm_time=union_ns(start_ns[comm], end_ns[comm]),
-        compute_bound_pct=roofline[0],
-        avg_compute_util_pct=roofline[1],
-        avg_mem_util_pct=roofline[2],
-        avg_op_intensity=roofline[3],
-        peak_memory_bytes=peak.n_bytes if peak else None,
-        cpu_time=union_ns(start_ns[comp & is_cpu], end_ns[comp & is_cpu]),
-        remote_mem_time=union_ns(start_ns[storage], end_ns[storage]),
-    )
+class Observer:
+    """Makes the statistics of ranks that run one trace; what they have in common is found once."""
+
+    def __init__(self, lowered: LoweredTrace, system: System) -> None:
+        self._lowered, self._system = lowered, system
+        kind, is_cpu = lowered.trace.kind[lowered.row], lowered.trace.is_cpu[lowered.row]
+        self._comp = comp = kind == NodeKind.COMP
+        self._is_gpu, self._is_host = comp & ~is_cpu, comp & is_cpu
+        self._is_comm = kind >= NodeKind.SEND
+        self._is_storage = (kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)
+        self._is_busy = ~is_cpu if system.replay_only else self._is_gpu
+        self._known: tuple[I64, tuple[float, float, float, float]] | None = None
+
+    def statistics(self, start_ns: I64, end_ns: I64, done_order: I64, finish_ns: int) -> RankStatistics:
+        """Returns the statistics of a rank; the arrays have one entry for each row of the trace."""
+        system, duration = self._system, end_ns - start_ns
+        busy = int(duration[self._is_busy].sum())
+        peak = peak_memory(self._lowered, start_ns, end_ns, done_order) if system.track_local_mem else None
+        roofline = self._roofline(duration) if system.roofline_enabled else (None, None, None, None)
+        by_end = _by_time(end_ns, done_order)
+        return RankStatistics(
+            wall_cycles_finished=int(finish_ns),
+            exposed_communication=int(finish_ns) - busy,
+            wall_time=int(end_ns.max(initial=0)),
+            gpu_time=_covered_ns(start_ns, end_ns, self._is_gpu, by_end),
+            comm_time=_covered_ns(start_ns, end_ns, self._is_comm, by_end),
+            compute_bound_pct=roofline[0],
+            avg_compute_util_pct=roofline[1],
+            avg_mem_util_pct=roofline[2],
+            avg_op_intensity=roofline[3],
+            peak_memory_bytes=peak.n_bytes if peak else None,
+            cpu_time=_covered_ns(start_ns, end_ns, self._is_host, by_end),
+            remote_mem_time=_covered_ns(start_ns, end_ns, self._is_storage, by_end),
+        )
+
+    def _roofline(self, duration: I64) -> tuple[float, float, float, float]:
+        """Returns `_roofline`, anew where a rank computes for other times than the one before."""
+        computed = duration[self._comp]
+        if self._known is None or not np.array_equal(self._known[0], computed):
+            self._known = computed, _roofline(self._lowered, self._system, duration, self._comp)
+        return self._known[1]
+
+
+def _by_time(time_ns: I64, done_order: I64) -> I64:
+    """Returns the nodes by rising time; nodes end almost in order, and sorting such times is quick."""
+    ended = positions(done_order)
+    return ended[np.argsort(time_ns[ended], kind="stable")]
 
 
 def _roofline(lowered: LoweredTrace, system: System, duration: I64, comp: Mask) -> tuple[float, float, float, float]:
@@ -84,6 +106,21 @@ def union_ns(start_ns: I64, end_ns: I64) -> int:
     return int((end - start).sum())
 
 
+@njit
+def _covered_ns(start_ns: I64, end_ns: I64, counts: Mask, by_end: I64) -> int:
+    """Returns the length of the union of the intervals that count; `by_end` holds all in the order of their ends.
+
+    From the last to the first, each adds what lies before all that came so far.
+    """
+    total, first = 0, np.iinfo(np.int64).max
+    for k in range(len(by_end) - 1, -1, -1):
+        node = by_end[k]
+        if counts[node] and start_ns[node] < first:
+            total += min(end_ns[node], first) - start_ns[node]
+            first = start_ns[node]
+    return total
+
+
 class PeakMemory(NamedTuple):
     """The memory at the tick at which the live tensors are largest."""
 
@@ -100,32 +137,67 @@ def peak_memory(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_order: I
     count together.
     """
     trace = lowered.trace
-    n = len(trace.tensor_bytes)
-    if not n:
+    if not len(trace.tensor_bytes):
         return PeakMemory(0, 0)
-    when_done = np.empty(len(trace), np.int64)
-    when_done[lowered.row] = done_order
-    ended = positions(done_order)  # nodes in the order of their ends
-    written_at = np.repeat(when_done, np.diff(trace.output_ptr))
-    read_at = np.repeat(when_done, np.diff(trace.input_ptr))
-    never = len(trace)
-    first_write, first_read, last_read = np.full(n, never), np.full(n, never), np.full(n, -1)
-    np.minimum.at(first_write, trace.output_tensor, written_at)
-    np.minimum.at(first_read, trace.input_tensor, read_at)
-    np.maximum.at(last_read, trace.input_tensor, read_at)
-    written = first_write < first_read
-    birth = np.append(start_ns[ended], -1)[first_write]
-    birth[~written & (first_read < never)] = 0
-    death = np.append(end_ns[ended], -1)[last_read]
-    alive = birth >= 0
-    dies = alive & (death >= 0)
-    tick = np.concatenate([birth[alive], death[dies]])
-    change = np.concatenate([trace.tensor_bytes[alive], -trace.tensor_bytes[dies]])
-    order = np.argsort(tick, kind="stable")
-    total = np.cumsum(change[order])
-    at = np.flatnonzero(np.append(np.diff(tick[order]) != 0, True))
-    if not len(at):
-        return PeakMemory(0, 0)
-    peak = at[np.argmax(total[at])]
-    is_held = np.concatenate([~written[alive], ~written[dies]])[order][: peak + 1]
-    return PeakMemory(int(total[peak]), int(change[order][: peak + 1][is_held].sum()))
+    tensors = _Tensors(trace.output_ptr, trace.output_tensor, trace.input_ptr, trace.input_tensor, trace.tensor_bytes)
+    by_done = positions(done_order)
+    orders = by_done, _by_time(start_ns, done_order), _by_time(end_ns, done_order)
+    return PeakMemory(*_peak_memory(tensors, lowered.row[by_done], *orders, start_ns, end_ns))
+
+
+class _Tensors(NamedTuple):
+    """The columns of a trace that say what nodes write and read."""
+
+    output_ptr: I64
+    output: I32
+    input_ptr: I64
+    input: I32
+    n_bytes: I64
+
+
+@njit
+def _peak_memory(
+    tensors: _Tensors, rows_done: I64, by_done: I64, by_start: I64, by_end: I64, start_ns: I64, end_ns: I64
+) -> tuple[int, int]:
+    """Returns the largest memory at a tick, and the part of it in tensors that exist from the start."""
+    n, n_tensors = len(by_done), len(tensors.n_bytes)
+    never = n
+    first_write, first_read = np.full(n_tensors, never), np.full(n_tensors, never)
+    last_read = np.full(n_tensors, -1)
+    for k in range(n):
+        at = rows_done[k]
+        for entry in range(tensors.output_ptr[at], tensors.output_ptr[at + 1]):
+            tensor = tensors.output[entry]
+            first_write[tensor] = min(first_write[tensor], k)
+        for entry in range(tensors.input_ptr[at], tensors.input_ptr[at + 1]):
+            tensor = tensors.input[entry]
+            first_read[tensor] = min(first_read[tensor], k)
+            last_read[tensor] = k
+    held = 0
+    born, died, held_died = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for tensor in range(n_tensors):
+        is_held = first_read[tensor] <= first_write[tensor] and first_read[tensor] < never
+        if is_held:
+            held += tensors.n_bytes[tensor]
+        elif first_write[tensor] < never:
+            born[by_done[first_write[tensor]]] += tensors.n_bytes[tensor]
+        if last_read[tensor] >= 0:
+            died[by_done[last_read[tensor]]] += tensors.n_bytes[tensor]
+            held_died[by_done[last_read[tensor]]] += tensors.n_bytes[tensor] if is_held else 0
+    total, most, most_held = held, -1, 0
+    begun, ended, tick = 0, 0, 0
+    while True:
+        while begun < n and start_ns[by_start[begun]] <= tick:
+            total += born[by_start[begun]]
+            begun += 1
+        while ended < n and end_ns[by_end[ended]] <= tick:
+            total -= died[by_end[ended]]
+            held -= held_died[by_end[ended]]
+            ended += 1
+        if total > most:
+            most, most_held = total, held
+        if ended == n:
+            return most, most_held
+        tick = end_ns[by_end[ended]]
+        if begun < n:
+            tick = min(tick, start_ns[by_start[begun]])

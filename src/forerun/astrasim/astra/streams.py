@@ -16,7 +16,7 @@ import numpy as np
 from forerun.astrasim.astra.lower import LoweredTrace
 from forerun.astrasim.astra.replay import Machine
 from forerun.astrasim.astra.single import collective_times
-from forerun.astrasim.astra.statistics import Mask, RankStatistics, rank_statistics, union_ns
+from forerun.astrasim.astra.statistics import Mask, Observer, RankStatistics, union_ns
 from forerun.astrasim.astra.symmetry import delays_ns, distances
 from forerun.astrasim.chakra.meetings import RankNodes
 from forerun.astrasim.chakra.program import COMM_TYPES, TracedProgram, traced_program
@@ -226,7 +226,7 @@ def _statistics(one: RankNodes, estimated: Mask, machine: Machine, start_ns: I64
         root=nothing.astype(np.int64),
     )
     end = int(end_ns.max(initial=0))
-    found = rank_statistics(lowered, system, start_ns, end_ns, done_order, end)
+    found = Observer(lowered, system).statistics(start_ns, end_ns, done_order, end)
     both = gpu | comm
     exposed = union_ns(start_ns[both], end_ns[both]) - union_ns(start_ns[gpu], end_ns[gpu])
     return replace(found, exposed_communication=exposed)

@@ -44,7 +44,7 @@ def run_alike(nodes: Nodes, rings: Rings, kinds: I64, capacity: int) -> tuple[Cl
     is not known, but changes no time. The third is not 0 if the result is void: `FULL`, `TIE` or `UNEQUAL`.
     """
     n, (n_axes, n_ranks) = len(nodes.action), rings.member.shape
-    state, types = first_class(nodes, n_ranks, n_axes, capacity), first_types(rings, kinds)
+    state, types = first_class(nodes, n_ranks, n_axes, capacity), first_types(rings, kinds, capacity)
     scratch = Scratch(np.zeros(n, np.int64), np.zeros((4, n_ranks), np.int64), np.zeros(n, np.bool_))
     code = _run(nodes, rings, types, state, scratch)
     return state, scratch.is_tied, code
@@ -227,37 +227,33 @@ def _begin(rings: Rings, types: Types, state: Classes, scratch: Scratch, c: int,
     one.call, one.begin_ns, one.end_ns, one.n_known, one.is_mixed = call, now, NEVER, 0, 0
     axis = rings.call[call].axis
     state.n_begun[c, axis] += 1
-    n_begun, size = state.n_begun[c, axis], rings.size[axis]
-    for t in range(types.number[axis]):
-        first = types.example[axis, t] * size
-        has_class, have_all, is_same = False, True, True
-        for k in range(first, first + size):
-            other = state.of_rank[rings.member[axis, k]]
-            has_class = has_class or other == c
-            if state.n_begun[other, axis] != n_begun:
-                have_all = False
-                break
-            is_same = is_same and state.one[other].call == call
-        if has_class and have_all:
-            if not is_same:
-                return UNEQUAL
-            _fire(rings, types, state, scratch, axis, t, call)
+    share = types.share[axis, c]
+    while share >= 0:
+        t = types.share_type[axis, share]
+        types.n_missing[axis, t] -= types.share_members[axis, share]
+        if types.n_missing[axis, t] == 0 and not _fire(rings, types, state, scratch, axis, t, call):
+            return UNEQUAL
+        share = types.next_share[axis, share]
     return 0
 
 
 @inlined
-def _fire(rings: Rings, types: Types, state: Classes, scratch: Scratch, axis: int, t: int, call: int) -> None:
+def _fire(rings: Rings, types: Types, state: Classes, scratch: Scratch, axis: int, t: int, call: int) -> bool:
+    """Finds when the members of a type end a ring that all have begun; False if these are not the same ring."""
     size = rings.size[axis]
     first = types.example[axis, t] * size
     end_ns = types.end_ns[axis, t * size : (t + 1) * size]
     delay_ns, ring = scratch.ring[0, :size], rings.call[call]
     for k in range(size):
         rank = rings.member[axis, first + k]
+        if state.one[state.of_rank[rank]].call != call:
+            return False
         end_ns[k] = state.one[state.of_rank[rank]].begin_ns
         delay_ns[k] = rings.delay_ns[ring.delays, rank]
     for _ in range(ring.rounds):
         ring_ends(end_ns, delay_ns, ring.n_messages, ring.packets_ns, end_ns, scratch.ring[1:])
     types.n_fired[axis, t] += 1
+    types.n_missing[axis, t] = size
     for k in range(size):
         c = state.of_rank[rings.member[axis, first + k]]
         one = state.one[c]
@@ -267,6 +263,7 @@ def _fire(rings: Rings, types: Types, state: Classes, scratch: Scratch, axis: in
         if end_ns[k] < one.end_ns:
             one.end_ns = end_ns[k]
             state.next_ns[c] = min(state.next_ns[c], end_ns[k])
+    return True
 
 
 @kernel

@@ -73,8 +73,18 @@ class Types(NamedTuple):
     """(axes, types)"""
     n_fired: I64
     """(axes, types) rings that all members have begun so far"""
+    n_missing: I64
+    """(axes, types) members that have yet to begin the next one"""
     end_ns: I64
     """(axes, ranks) when the members of the last one end, type by type"""
+    share: I64
+    """(axes, classes) the first of the list of a class's shares in types, -1 for none"""
+    next_share: I64
+    """(axes, shares)"""
+    share_type: I64
+    """(axes, shares)"""
+    share_members: I64
+    """(axes, shares) how many members of the type are of the class"""
 
 
 class Classes(NamedTuple):
@@ -141,7 +151,7 @@ def first_class(nodes: Nodes, n_ranks: int, n_axes: int, capacity: int) -> Class
     return state
 
 
-def first_types(rings: Rings, kinds: I64) -> Types:
+def first_types(rings: Rings, kinds: I64, capacity: int) -> Types:
     """Returns the types of groups before a run: those of equal number in `kinds`, (axes, groups), are of one type."""
     n_axes, n_ranks = rings.member.shape
     n_groups = kinds.shape[1]
@@ -152,7 +162,12 @@ def first_types(rings: Rings, kinds: I64) -> Types:
         parent=np.zeros((n_axes, n_groups), np.int64),
         n_groups=np.zeros((n_axes, n_groups), np.int64),
         n_fired=np.zeros((n_axes, n_groups), np.int64),
+        n_missing=np.repeat(rings.size[:, None], n_groups, axis=1),
         end_ns=np.zeros((n_axes, n_ranks), np.int64),
+        share=np.full((n_axes, capacity), -1),
+        next_share=np.zeros((n_axes, n_ranks), np.int64),
+        share_type=np.zeros((n_axes, n_ranks), np.int64),
+        share_members=np.zeros((n_axes, n_ranks), np.int64),
     )
     for axis in range(n_axes):
         of_group = kinds[axis, : n_ranks // rings.size[axis]]
@@ -161,6 +176,9 @@ def first_types(rings: Rings, kinds: I64) -> Types:
         table.number[axis] = len(example)
         table.example[axis, : len(example)] = example
         table.n_groups[axis, : len(example)] = counts
+        table.share[axis, 0], table.next_share[axis, : len(example)] = 0, [*range(1, len(example)), -1]
+        table.share_type[axis, : len(example)] = np.arange(len(example))
+        table.share_members[axis, : len(example)] = rings.size[axis]
     return table
 
 
@@ -202,11 +220,33 @@ def refine(rings: Rings, types: Types, state: Classes, axis: int) -> None:
             types.parent[axis, t] = old
             types.n_groups[axis, t] = 0
             types.n_fired[axis, t] = types.n_fired[axis, old]
+            types.n_missing[axis, t] = types.n_missing[axis, old]
             for k in range(size):
                 types.end_ns[axis, t * size + k] = types.end_ns[axis, old * size + k]
         types.of_group[axis, group] = t
         types.n_groups[axis, t] += 1
         types.n_groups[axis, old] -= 1
+    _share_out(rings, types, state, axis)
+
+
+@inlined
+def _share_out(rings: Rings, types: Types, state: Classes, axis: int) -> None:
+    """Lists anew how many members of each type each class has."""
+    size, known = rings.size[axis], 0
+    for c in range(state.known[0]):
+        types.share[axis, c] = -1
+    for t in range(types.number[axis]):
+        first = types.example[axis, t] * size
+        for k in range(first, first + size):
+            c = state.of_rank[rings.member[axis, k]]
+            share = types.share[axis, c]
+            if share >= 0 and types.share_type[axis, share] == t:
+                types.share_members[axis, share] += 1
+                continue
+            types.share_type[axis, known], types.share_members[axis, known] = t, 1
+            types.next_share[axis, known] = share
+            types.share[axis, c] = known
+            known += 1
 
 
 @inlined

@@ -11,7 +11,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +102,11 @@ def communicator_groups(degrees: Mapping[str, int], stage_order: Sequence[int]) 
     found: dict[str, tuple[int, ...]] = {}
     for degree, ranks in degrees.items():
         others = [other for other in degrees if other != degree]
-        for stage, *index in product(range(len(place)), *(range(degrees[other]) for other in others)):
-            first = place[stage] * a_stage + sum(step[other] * i for other, i in zip(others, index, strict=True))
-            found[str(len(found) + 1)] = tuple(range(first, first + ranks * step[degree], step[degree]))
+        first = np.array([place[stage] for stage in range(len(place))]) * a_stage
+        for other in others:
+            first = np.add.outer(first, step[other] * np.arange(degrees[other]))
+        members = np.add.outer(first.reshape(-1), step[degree] * np.arange(ranks)).tolist()
+        found |= {str(number): tuple(ranks) for number, ranks in enumerate(members, 1 + len(found))}
     return found
 
 
