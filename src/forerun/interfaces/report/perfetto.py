@@ -30,8 +30,8 @@ def write_trace(path: str | Path, program: Program, flat: FlatProgram, timeline:
 
     One process per rank class; one thread per stream that has nodes, and one for the host that launches kernels
     (`issue_ps` is the host's time per op, as given to `engine.simulate`). Slices are in order of their start, and
-    never overlap on a thread. Times are microseconds with three digits: Perfetto counts whole nanoseconds, and rounds the
-    start and the duration of a slice each by itself, so that with more digits a slice could end after the next one starts.
+    never overlap on a thread. Times are microseconds with three digits: Perfetto rounds the start and the duration of a
+    slice to whole nanoseconds, each by itself, so that with more digits a slice could end after the next one starts.
     The file appears whole or not at all, compressed where its name ends in .gz.
 
     Raises ForerunError if the file can't be written.
