@@ -74,7 +74,7 @@ def _built(config: Fields) -> dict[str, tuple[int, ...]]:
         raise config.error("model_type", f"takes transformers more than {_LONGEST_S} s to build") from None
     if done.returncode in _REFUSED:
         why = f"{config.text('model_type')!r} is not known, and {_REFUSED[done.returncode]}"
-        raise config.error("model_type", f"{why}; describe the model in a YAML file (docs/extending.md)")
+        raise config.error("model_type", f"{why}; describe the model in a YAML file (docs/cli.md)")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1][:_SHOWN_CHARACTERS]
         unknown = f"{config.text('model_type')!r} is not known, and the installed transformers doesn't build it"
