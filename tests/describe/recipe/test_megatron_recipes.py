@@ -9,6 +9,7 @@ import pytest
 from forerun.common.errors import ForerunError
 from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.complete import complete_plan
+from forerun.describe.plan.plan import Plan
 from forerun.describe.recipe.read import read_recipe
 from forerun.describe.recipe.shell import words_of_script
 from forerun.interfaces.report.launch.tools import launch, write_launch
@@ -318,3 +319,17 @@ def test_a_variable_stands_for_its_value_and_an_unknown_one_stays(word, known):
 def test_a_backslash_joins_lines_and_takes_a_sign_for_itself():
     text = 'python x.py --a 1 \\\n--b \\"2\\; --c 3\\\n4 --d "5 \\" 6"\n'
     assert words_of_script(text, "x")[-9:] == ["--a", "1", "--b", '"2;', "--c", "3", "4", "--d", '5 " 6']
+
+
+def test_modules_that_predict_further_tokens_come_back(tmp_path):
+    model = replace(load_model("llama-3.1-8b"), mtp_modules=2)
+    plan = complete_plan({"seq_len": 4096, "tp": 2, "stack": "megatron-core", "zero_stage": 1}, 16, 64)
+    write_launch(tmp_path, launch(plan, model, CLUSTER, "megatron-lm").files)
+    scripts = [path for path in tmp_path.iterdir() if "--mtp-num-layers 2" in path.read_text()]
+    assert [read_recipe(path).model.mtp_modules for path in scripts] == [2]
+
+
+def test_torchtitan_has_no_modules_that_predict_further_tokens():
+    model = replace(load_model("llama-3.1-8b"), mtp_modules=1)
+    with pytest.raises(ForerunError, match="no modules that predict further tokens"):
+        launch(Plan(seq_len=4096, dp_shard=8), model, CLUSTER, "torchtitan")

@@ -261,6 +261,7 @@ MODEL = {
         ("--disable-bias-linear --add-qkv-bias", {"qkv_bias": True, "out_bias": False}),
         ("--qk-layernorm", {"qk_norm": True}),
         ("--window-size 128,0", {"sliding_window": 128}),
+        ("--mtp-num-layers 2 --mtp-loss-scaling-factor 0.1", {"mtp_modules": 2}),
         ("--window-size (4096,0)", {"sliding_window": 4096}),
     ],
 )
