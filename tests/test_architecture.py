@@ -64,7 +64,7 @@ LAZY = {
     SOURCE / "evidence" / "measure" / "fit.py": {"scipy.optimize"},
     SOURCE / "evidence" / "measure" / "samples.py": {"pandas"},
     SOURCE / "evidence" / "measure" / "microbench.py": {"torch", "torch.distributed", "torch.nn.attention"},
-    SOURCE / "astrasim" / "dse" / "tables.py": {"pyarrow", "pyarrow.parquet"},
+    SOURCE / "astrasim" / "dse" / "tables.py": {"pyarrow", "pyarrow.csv", "pyarrow.parquet"},
     SOURCE / "answers" / "stragglers" / "recorded_steps.py": {"pyarrow", "pyarrow.parquet"},
     SOURCE / "interfaces" / "report" / "drawing.py": {
         *("matplotlib", "matplotlib.figure", "matplotlib.text", "matplotlib.ticker", "matplotlib.backends.backend_agg")
