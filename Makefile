@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# on the Python that the lock files are for, packages come in their versions, and their files have their hashes
+LOCKED = if $(BIN)/python packaging/is_locked.py; then \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r packaging/locks/$(1).txt; fi
 
 .PHONY: docs pictures man schemas demo test lint types kernels tests long ray versions bench mutants fuzz invariants random-traces clean
 
@@ -96,14 +99,17 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/installed-test: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/installed-test: pyproject.toml constraints.txt packaging/locks/test.txt | $(BIN)/python
+	$(call LOCKED,test)
 	$(PIP) -e '.[test]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(call LOCKED,docs)
 	$(PIP) -e '.[docs]'
 	@touch $@ $(VENV)/installed
 
 $(VENV)/installed-ray: $(VENV)/installed-test
+	$(call LOCKED,ray)
 	$(PIP) -e '.[ray]'
 	@touch $@
