@@ -14,6 +14,7 @@ from forerun.core.program.storage import load, save
 from forerun.core.program.types import Collective, Phase, Stream
 from forerun.sources.profile.collectives import kind_of
 from forerun.sources.profile.device import device_of
+from forerun.sources.profile.labels import labels_of
 from forerun.sources.profile.read import read_profile, read_profiles
 from forerun.sources.profile.schedule import schedule_of, typical
 from forerun.sources.profile.step import steps_of
@@ -130,6 +131,37 @@ def test_a_launch_into_a_full_queue_waits_for_the_device(tmp_path):
     recorded = found.program.meta["recorded"]
     recorded["time_ps"] = [time // 10 if time > 0 else time for time in recorded["time_ps"]]
     assert replayed_s(found.program) < 0.2 * found.measured_s  # faster kernels make the waiting host faster
+
+
+def test_backward_work_is_in_the_module_whose_operator_made_its_node(tmp_path):
+    """Of two threads that count nodes of their own, a number that both have says nothing."""
+    events = [
+        _step(),
+        host("nn.Module: Net_0", 5, 40, "python_function"),
+        host("nn.Module: Norm_1", 6, 9, "python_function"),
+        host("aten::rms_norm", 7, 7, **{"Sequence number": 4}),
+        launch(10, 2, 1),
+        host("aten::mul", 20, 9, **{"Sequence number": 5}),
+        host("aten::add", 30, 9, **{"Sequence number": 6}),
+        host("nn.Module: Other_0", 5, 9, "python_function", tid=2),
+        host("aten::add", 7, 5, tid=2, **{"Sequence number": 6}),
+        host("aten::sum", 50, 9, **{"Sequence number": 7}),
+    ]
+    for number, begin in ((4, 100), (5, 120), (6, 140), (7, 160), (8, 180)):
+        name = f"autograd::engine::evaluate_function: B{number}"
+        events.append(host(name, begin, 15, tid=3, **{"Sequence number": number}))
+        events += [
+            host("aten::mul", begin + 1, 9, tid=3, **{"Sequence number": 6}),
+            launch(begin + 2, 5, number, tid=3),
+        ]
+        events.append(kernel(f"k{number}", begin + 10, 5, number))
+    path = write_profile(tmp_path / "a.json", [*events, kernel("k1", 20, 5, 1)])
+    (step,) = steps_of(read_profile(path))
+    texts, names = step.profile.texts, step.profile.rows.name[step.row]
+    labels = {texts[name]: label for name, label in zip(names.tolist(), labels_of(step), strict=True)}
+    modules = {"k1": "Net_0.Norm_1", "k4": "Net_0.Norm_1", "k5": "Net_0", "k6": "", "k7": "", "k8": ""}
+    assert {name: label.module for name, label in labels.items()} == modules
+    assert labels["k4"].phase == labels["k7"].phase == Phase.BACKWARD
 
 
 def test_phases_modules_and_products_come_from_what_is_around(tmp_path):

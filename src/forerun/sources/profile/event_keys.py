@@ -48,6 +48,8 @@ class Key(IntEnum):
     TOTAL_RESERVED = 25
     DEVICE_TYPE = 26
     INPUT_TYPES = 27
+    NODE_NUMBER = 28
+    """number of the node of autograd that a forward operator makes, and of the one that a backward operator runs"""
 
 
 SPELLINGS = {
@@ -84,6 +86,7 @@ ARGUMENT_SPELLINGS = {
     "Total Allocated": Key.TOTAL_ALLOCATED,
     "Total Reserved": Key.TOTAL_RESERVED,
     "Device Type": Key.DEVICE_TYPE,
+    "Sequence number": Key.NODE_NUMBER,
 }
 TEXT_KEYS = (Key.COLLECTIVE, Key.DTYPE, Key.GROUP_NAME, Key.GROUP_RANKS, Key.INPUT_DIMS, Key.INPUT_TYPES)
 """arguments whose values are kept as texts, also where they are lists or numbers"""

@@ -34,17 +34,21 @@ class Label(NamedTuple):
     operator: int
     """row of the innermost operator, NONE without one"""
     module: str
-    """path of modules from the outermost in, joined by dots"""
+    """path of modules from the outermost in, joined by dots; backward that of the operator whose gradient it is"""
     phase: Phase
 
 
 def labels_of(step: Step) -> list[Label]:
-    """Returns what is around the launch of each work of a step, on the launching thread."""
+    """Returns what is around the launch of each work of a step, on the launching thread.
+
+    Autograd's threads call no modules. What runs there is in the module of the forward operator that made its node.
+    """
     profile, rows = step.profile, step.profile.rows
     is_module = profile.text_mask(lambda text: text.startswith(MODULE))[rows.name]
     is_backward = profile.text_mask(lambda text: bool(_BACKWARD.search(text)))[rows.name]
     is_update = profile.text_mask(lambda text: bool(_OPTIMIZER.search(text)))[rows.name]
     is_operator = profile.is_operator
+    node = profile.values(Key.NODE_NUMBER, NONE).astype(np.int64)
     launches = {int(row) for row in step.call.tolist() if row != NONE}
     around = (is_operator | is_module | is_backward | is_update) & (rows.dur_ns >= 0) & (rows.stream < 0)
     around &= (rows.ts_ns < step.end_ns) & (rows.ts_ns + rows.dur_ns >= step.begin_ns)
@@ -52,6 +56,10 @@ def labels_of(step: Step) -> list[Label]:
     end = rows.ts_ns + rows.dur_ns
     order = chosen[np.lexsort((-rows.dur_ns[chosen], rows.ts_ns[chosen], rows.tid[chosen], rows.pid[chosen]))]
     found: dict[int, Label] = {}
+    made_in: dict[int, dict[object, str]] = {}
+    """node of autograd -> thread -> the module in which its last operator before the node ran"""
+    runs: dict[int, int] = {}
+    """launch -> the node of autograd that it is a part of"""
     stack: list[int] = []
     thread = None
     for row in order.tolist():
@@ -59,16 +67,26 @@ def labels_of(step: Step) -> list[Label]:
             thread, stack = (rows.pid[row], rows.tid[row]), []
         while stack and end[stack[-1]] < end[row]:
             stack.pop()
+        makes = node[row] >= 0 and not is_backward[row] and row not in launches
+        if makes or row in launches:
+            path = ".".join(profile.texts[rows.name[one]][len(MODULE) :] for one in stack if is_module[one])
+            nodes = [int(node[one]) for one in stack if is_backward[one]]
+        if makes and (path or not nodes):
+            made_in.setdefault(int(node[row]), {})[thread] = path
         if row in launches:
             operators = [one for one in stack if is_operator[one]]
-            modules = [profile.texts[rows.name[one]][len(MODULE) :] for one in stack if is_module[one]]
             phase = Phase.OPTIMIZER if any(is_update[one] for one in stack) else Phase.FORWARD
-            if phase == Phase.FORWARD and any(is_backward[one] for one in stack):
+            if phase == Phase.FORWARD and nodes:
                 phase = Phase.BACKWARD
-            found[row] = Label(operators[-1] if operators else NONE, ".".join(modules), phase)
+            found[row] = Label(operators[-1] if operators else NONE, path, phase)
+            runs[row] = max(nodes[-1:], default=NONE) if not path else NONE
         else:
             stack.append(row)
     nothing = Label(NONE, "", Phase.FORWARD)
+    for row, number in runs.items():
+        paths = {*made_in.get(number, {}).values()}
+        if len(paths) == 1:  # each thread counts its nodes, so numbers may mean several
+            found[row] = found[row]._replace(module=paths.pop())
     return [found.get(int(row), nothing) for row in step.call.tolist()]
 
 
