@@ -24,6 +24,7 @@ _NAME = re.compile(
 _ALL = "ALL_RANKS"
 _EXPECTED = "expected files <prefix>.<rank>.et or .json, which .gz or .zst may follow"
 _ARCHIVES = ("et.tar.zst", "et.tar.gz", "et.tar")
+_TAR = re.compile(r".*\.(?:tar(?:\.\w+)?|tgz)", re.S)
 _HASHED_BYTES = 1 << 26
 """members of a tar file up to this size are kept to see whether they repeat"""
 _CHUNK = 1 << 20
@@ -143,10 +144,13 @@ def trace_files(traces: str | Path | Sequence[str | Path], n_ranks: int | None =
 
     The rank of a single file is the number in its name, or its place in the list if the names don't tell ranks apart.
 
-    Raises ForerunError if there is none, a rank is missing or has two files, or a folder holds several runs.
+    Raises ForerunError if there is none, a rank is missing or has two files, a folder holds several runs, or a file is
+    a tar file.
     """
     if not isinstance(traces, (str, Path)) or Path(traces).is_file():
         files = [Path(traces)] if isinstance(traces, (str, Path)) else [Path(path) for path in traces]
+        if packed := next((path for path in files if _TAR.fullmatch(path.name)), None):
+            raise ForerunError(f"{packed}: is a tar file; unpack it (tar xf) and name the traces that it holds")
         said = [match["rank"] or match["only"] for path in files if (match := _NAME.fullmatch(path.name))]
         if _ALL in said or len(set(said)) < len(files):
             return dict(enumerate(files)), False
