@@ -92,7 +92,7 @@ def test_a_slice_says_what_ran(tmp_path: Path) -> None:
     two = program([send.build("send"), receive.build("receive")], [[0, 0], [1, 1]], [Channel("pipe", (0, 1))])
     data, _, _ = trace(tmp_path / "t.json", two)
     slices = [e for e in data["traceEvents"] if e["ph"] == "X" and e["cat"] == "forward"]
-    assert [(e["pid"], e["tid"]) for e in slices] == [(0, Stream.PP_SEND)] * 2 + [(1, Stream.PP_RECV)] * 2
+    assert [(e["pid"], e["tid"]) for e in slices] == [(1, 101 + Stream.PP_SEND)] * 2 + [(2, 201 + Stream.PP_RECV)] * 2
     second = slices[1]
     assert second["name"] == "op1"
     assert (str(second["ts"]), str(second["dur"])) == ("123456.789", "123456.789")

@@ -19,8 +19,8 @@ from forerun.core.program.types import I64, N_STREAMS, Collective, FlatProgram, 
 if TYPE_CHECKING:
     from forerun.core.engine.simulate import Timeline
 
-_HOST_TID = N_STREAMS
-"""the number of the host's thread, after those of the streams"""
+_HOST = N_STREAMS
+"""the host's place among the threads of a rank class, after the streams"""
 _RUN_PID = 1_000_000
 """a number larger than that of any rank class"""
 
@@ -50,9 +50,9 @@ def write_run_trace(path: str | Path, iterations: Iterable[RunIteration], meta: 
     Raises ForerunError if the file can't be written.
     """
     marks = [
-        _metadata(_RUN_PID, 0, "process_name", "name", "run"),
-        _metadata(_RUN_PID, 0, "process_sort_index", "sort_index", -1),
-        _metadata(_RUN_PID, 0, "thread_name", "name", "iterations"),
+        _metadata(_RUN_PID, _RUN_PID, "process_name", "name", "run"),
+        _metadata(_RUN_PID, _RUN_PID, "process_sort_index", "sort_index", -1),
+        _metadata(_RUN_PID, _RUN_PID, "thread_name", "name", "iterations"),
     ]
     with _text_file(path) as file:
         _write_events(file, chain(_events(_marked(iterations, marks)), marks), meta)
@@ -99,12 +99,13 @@ def _names(iteration: RunIteration, number: int) -> Iterator[str]:
     """Yields the names and the order of the process of a rank class and its threads."""
     rank_class, flat = iteration.program.rank_classes[number], iteration.flat
     name = f"{rank_class.name} ({rank_class.n_ranks} ranks)" if rank_class.n_ranks > 1 else rank_class.name
-    yield _metadata(number, 0, "process_name", "name", name)
-    yield _metadata(number, 0, "process_sort_index", "sort_index", number)
+    pid = number + 1
+    yield _metadata(pid, pid, "process_name", "name", name)
+    yield _metadata(pid, pid, "process_sort_index", "sort_index", number)
     streams = set(flat.stream[flat.class_ptr[number] : flat.class_ptr[number + 1]].tolist())
-    for tid, thread in [*((s, Stream(s).name.lower()) for s in sorted(streams)), (_HOST_TID, "host")]:
-        yield _metadata(number, tid, "thread_name", "name", thread)
-        yield _metadata(number, tid, "thread_sort_index", "sort_index", tid)
+    for place, thread in [*((s, Stream(s).name.lower()) for s in sorted(streams)), (_HOST, "host")]:
+        yield _metadata(pid, _tid(pid, place), "thread_name", "name", thread)
+        yield _metadata(pid, _tid(pid, place), "thread_sort_index", "sort_index", place)
 
 
 def _slices(iteration: RunIteration, number: int, op_texts: list[tuple[str, str]]) -> Iterator[str]:
@@ -114,15 +115,16 @@ def _slices(iteration: RunIteration, number: int, op_texts: list[tuple[str, str]
     slices = [(int(timeline.start_ps[i]), int(timeline.end_ps[i]), int(flat.stream[i]), i) for i in nodes]
     for i in nodes:
         end = int(timeline.issue_end_ps[i])
-        slices.append((end - int(issue_ps[flat.op[i]]), end, _HOST_TID, i))
+        slices.append((end - int(issue_ps[flat.op[i]]), end, _HOST, i))
     slices.sort()
-    for start, end, tid, i in slices:
-        if end == start and tid == _HOST_TID:
+    pid = number + 1
+    for start, end, place, i in slices:
+        if end == start and place == _HOST:
             continue
         when = _when(iteration.start_ps + start, iteration.start_ps + end)
-        timing = f'"ph": "X", "pid": {number}, "tid": {tid}, {when}'
+        timing = f'"ph": "X", "pid": {pid}, "tid": {_tid(pid, place)}, {when}'
         op_name, op_args = op_texts[flat.op[i]]
-        if tid == _HOST_TID:
+        if place == _HOST:
             yield f'{{"name": {op_name}, "cat": "host", {timing}}}'
         else:
             category = json.dumps(Phase(flat.phase[i]).name.lower())
@@ -134,9 +136,14 @@ def _marked(iterations: Iterable[RunIteration], marks: list[str]) -> Iterator[Ru
     """Yields the same iterations; `marks` gets a slice for each on the run's own thread."""
     for number, iteration in enumerate(iterations):
         when = _when(iteration.start_ps, iteration.start_ps + iteration.timeline.end_of_step_ps)
-        timing = f'"ph": "X", "pid": {_RUN_PID}, "tid": 0, {when}'
+        timing = f'"ph": "X", "pid": {_RUN_PID}, "tid": {_RUN_PID}, {when}'
         marks.append(f'{{"name": "iteration {number}", "cat": "iteration", {timing}}}')
         yield iteration
+
+
+def _tid(pid: int, place: int) -> int:
+    """Returns the number of a thread: neither 0 nor its process's, which both mean the main thread to Perfetto."""
+    return 100 * pid + place + 1
 
 
 def _metadata(pid: int, tid: int, kind: str, key: str, value: str | int) -> str:
