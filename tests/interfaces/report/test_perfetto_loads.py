@@ -53,7 +53,8 @@ def events(trace: Path, phase: str) -> list[dict[str, object]]:
 def test_nothing_of_a_trace_is_dropped_or_doubted(trace: Path) -> None:
     assert ask(trace, "select name, value from stats where severity = 'error' and value > 0") == []
     rows = ask(trace, "select name, dur, depth from slice")
-    assert {row["depth"] for row in rows if row["dur"] != "0"} == {"0"}  # marks without a length lie in what starts there
+    # marks without a length lie in what starts at the same time
+    assert {row["depth"] for row in rows if row["dur"] != "0"} == {"0"}
     read = Counter((row["name"], int(row["dur"])) for row in rows)
     assert read == Counter((str(each["name"]), round(1000 * float(str(each["dur"])))) for each in events(trace, "X"))
 
