@@ -122,6 +122,29 @@ def test_parts_of_a_verdict_are_those_that_matter() -> None:
     assert verdict(found(few, measured_s=1.0)) == "as fast as predicted, within 0.1%"
 
 
+def test_memory_bound_work_is_in_a_pair_with_what_runs_between_the_same_products() -> None:
+    """A profile without modules: a norm before each half of a layer, one of them slow, and a kernel without a place."""
+    qkv, up = ("", "product (1, 2, 2, 4)"), ("product (1, 2, 2, 4)", "product (1, 2, 2, 8)")
+    measured = [
+        line("memory", "n", 1.0, work="norm", module="", between=qkv),
+        line("memory", "n", 5.0, work="norm", module="", between=up),
+        line("memory", "e", 2.0, work="element-wise", module="", between=up, phase="backward"),
+        *(line("memory", "x", 4.0, work="other", module="", between=(str(place),)) for place in range(2)),
+    ]
+    predicted = [
+        line("memory", "attn.norm", 1.0, work="norm", module="layer.attn", between=qkv),
+        line("memory", "ffn.norm", 2.0, work="norm", module="layer.ffn", between=up),
+        line("memory", "ffn.add", 3.0, work="moving", module="layer.ffn", between=up, phase="backward"),
+    ]
+    found = {pair.name: (pair.measured_s, pair.predicted_s, pair.counts) for pair in pairs_of(measured, predicted)}
+    assert found == {
+        "attn.norm": (1.0, 1.0, (1, 1)),
+        "ffn.norm": (5.0, 2.0, (1, 1)),
+        "ffn.add": (2.0, 3.0, (1, 1)),
+        "x": (8.0, 0.0, (2, 0)),
+    }
+
+
 def test_kernels_of_a_verdict_have_their_rate_and_the_worst_module() -> None:
     pairs = (
         Pair((line("product", "k1", 0.3, (1, 2, 2, 2), flops=6e13, count=5),),

@@ -1,4 +1,4 @@
-"""Pairs measured work with predicted work: by name, by shape, by kind of work, and at last by part of the step.
+"""Pairs measured work with predicted work: by name, by shape, by what runs before and after, by kind, at last by part.
 
 A level joins what all levels before it left over, so every piece of work is in exactly one pair.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from forerun.answers.comparison.module_names import module_of, modules_of
 from forerun.answers.comparison.ran_step import Line
 
 _BACKWARD = ("backward", "recompute")
+_SUMS = ("count", "time_s", "waiting_s", "late_s", "held_s", "flops", "moved_bytes")
+"""what adds up over runs of a line"""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,9 @@ def pairs_of(measured: Sequence[Line], predicted: Sequence[Line]) -> tuple[Pair,
     found.join(lambda line: line.part if _attends(line) or _talks(line) else None)
     names = modules_of(found.pairs)
     found.join(_in_module, lambda line: _in_module(replace(line, module=module_of(names, line.module))))
+    found.join(lambda line: (line.part, line.work, line.phase in _BACKWARD, line.between) if line.between else None)
+    found.join(lambda line: (line.part, line.phase in _BACKWARD, line.between) if line.between else None)
+    found.forget_places()
     found.join(lambda line: (line.part, line.work, line.phase in _BACKWARD) if line.part == "memory" else None)
     found.join(lambda line: (line.part, line.work) if line.part == "memory" else None)
     found.join(lambda line: line.part if line.part in ("optimizer", "recurrence", "copies") else None)
@@ -113,6 +119,12 @@ def pairs_of(measured: Sequence[Line], predicted: Sequence[Line]) -> tuple[Pair,
         found.join(lambda line: line.part if line.part == "product" else None)
     alone = [Pair((one,), ()) for one in found.measured] + [Pair((), (one,)) for one in found.predicted]
     return tuple(sorted((*found.pairs, *alone), key=lambda pair: (-pair.lost_s, pair.part, pair.name)))
+
+
+def _added_up(lines: Sequence[Line]) -> Line:
+    """Returns one line of lines that differ in what adds up, and in the work before and after them."""
+    sums: dict[str, Any] = {name: sum(getattr(line, name) for line in lines) for name in _SUMS}
+    return replace(lines[0], between=(), **sums)
 
 
 def _attends(line: Line) -> bool:
@@ -157,6 +169,15 @@ class _Pairing:
                 line_of[:] = [line for line in line_of if line.part != part or line.shape]
                 sides.append((*of_pair, *mine))
             self.pairs[most] = Pair(*sides)
+
+    def forget_places(self) -> None:
+        """Makes one line of those that differ only in the work before and after them."""
+        for side in (self.measured, self.predicted):
+            nothing: dict[str, Any] = dict.fromkeys(_SUMS, 0)
+            alike: dict[Line, list[Line]] = {}
+            for line in side:
+                alike.setdefault(replace(line, between=(), **nothing), []).append(line)
+            side[:] = [_added_up(lines) for lines in alike.values()]
 
     def join(self, key: Callable[[Line], Hashable], key_of_measured: Callable[[Line], Hashable] | None = None) -> None:
         """Makes a pair for each key, other than None, that both sides have."""

@@ -83,6 +83,8 @@ class Line:
     flops: float
     moved_bytes: float
     """bytes of the full buffers of collectives, or that kernels read and write"""
+    between: tuple[str, ...] = ()
+    """of a memory-bound kernel: the work with sizes, or attention, that runs before and after it; empty for others"""
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,8 @@ class _View:
         self.work = [work for _, work in works]
         names = list(dict.fromkeys([*PARTS, *(part for part, _ in works), *LAST_PARTS]))
         self.part_names = names
-        part_of_op = np.array([names.index(part) for part, _ in works], np.int64)
-        self.part = part_of_op[self.op]
+        self.part_of_op = np.array([names.index(part) for part, _ in works], np.int64)
+        self.part = self.part_of_op[self.op]
         updates = (self.phase == Phase.OPTIMIZER) & np.isin(self.part, self._numbers(("memory", "product")))
         self.part[updates] = names.index("optimizer")
         fixed = ops.is_delay[self.op]
@@ -294,10 +296,12 @@ def _idle_before(view: _View, done_ps: int) -> dict[str, float]:
 
 
 def _lines(view: _View) -> tuple[Line, ...]:
-    """Returns the work that takes time or moves anything, one line for each op, module and phase."""
+    """Returns the work that takes time or moves anything, one line for each op, module, phase and place between
+    products and attention."""
     ops = view.program.ops
     chosen = np.flatnonzero(~ops.is_delay[view.op])
-    columns = np.stack((view.op, view.module, view.phase, view.part))[:, chosen]
+    between, landmarks = _between(view)
+    columns = np.stack((view.op, view.module, view.phase, view.part, *between))[:, chosen]
     keys, place, counts = np.unique(columns, axis=1, return_inverse=True, return_counts=True)
     place, width = place.reshape(-1), keys.shape[1]
     spent = np.bincount(place, weights=(view.end - view.start)[chosen], minlength=width)
@@ -306,7 +310,9 @@ def _lines(view: _View) -> tuple[Line, ...]:
     waited = np.bincount(place, weights=np.maximum(0, view.start - view.ready)[chosen], minlength=width)
     found = []
     sums = np.stack((counts, spent, waited, held, late), axis=1).tolist()
-    for (row, module, phase, part), (count, time_ps, *others_ps) in zip(keys.T.tolist(), sums, strict=True):
+    for (row, module, phase, part, before, after), (count, time_ps, *others_ps) in zip(
+        keys.T.tolist(), sums, strict=True
+    ):
         communicates = bool(ops.is_communication[row] or ops.is_host_copy[row])
         moved = ops.bytes_comm[row] if communicates else ops.bytes_read[row] + ops.bytes_written[row]
         if time_ps == 0 and moved == 0:
@@ -327,9 +333,35 @@ def _lines(view: _View) -> tuple[Line, ...]:
                 late_s=others_ps[2] / PS_PER_S,
                 flops=count * float(ops.flops[row]),
                 moved_bytes=count * float(moved),
+                between=(landmarks[before], landmarks[after]) if before or after else (),
             )
         )
     return tuple(found)
+
+
+def _between(view: _View) -> tuple[I64, list[str]]:
+    """Returns which landmarks run before and after each memory-bound kernel, (2, nodes), and their names.
+
+    Landmarks are products of known sizes, and attention. Number 0 is none.
+    """
+    names, number_of = [""], np.zeros(len(view.work), np.int64)
+    for row in np.unique(view.op[view.is_kernel]).tolist():
+        part, shape = view.part_names[view.part_of_op[row]], shape_of(view.program, row)
+        if part.startswith("attention") or (part == "product" and shape):
+            name = part if part.startswith("attention") else f"{part} {shape}"
+            if name not in names:
+                names.append(name)
+            number_of[row] = names.index(name)
+    order = np.argsort(view.start, kind="stable")
+    number = np.where(view.is_kernel, number_of[view.op], 0)[order]
+    at = np.flatnonzero(number)
+    found = np.zeros((2, len(order)), np.int64)
+    if len(at):
+        following = np.searchsorted(at, np.arange(len(order)))
+        found[0, order] = np.append(number[at], 0)[following - 1]
+        found[1, order] = np.append(number[at], 0)[following]
+    found[:, view.part != view.part_names.index("memory")] = 0
+    return found, names
 
 
 def shape_of(program: Program, row: int) -> tuple[int, ...]:
