@@ -135,10 +135,10 @@ def test_nesting_of_twenty_and_circles_are_read():
     ("key", "hint"),
     [
         ("num_node", "did you mean num_nodes"),
-        ("gpu_model", "it belongs in section hardware$"),
+        ("gpu_model", "it belongs in section hardware; docs/experiments.md explains the keys$"),
         ("name", "it belongs in section hardware or model"),
         ("gpu_modl", "did you mean hardware.gpu_model"),
-        ("zzz", "known: num_nodes, seed$"),
+        ("zzz", "known: num_nodes, seed; docs/experiments.md explains the keys$"),
     ],
 )
 def test_an_unknown_key_is_told_where_it_belongs_or_what_is_near(key, hint):
@@ -148,9 +148,9 @@ def test_an_unknown_key_is_told_where_it_belongs_or_what_is_near(key, hint):
 
 
 def test_of_many_known_keys_some_are_listed():
-    with pytest.raises(ForerunError, match=r"known: k0, k1, .*, k24, \.\.\.$"):
+    with pytest.raises(ForerunError, match=r"known: k0, k1, .*, k24, \.\.\.; docs/"):
         refuse_unknown(["zzz"], [f"k{i}" for i in range(26)], {}, "file")
-    with pytest.raises(ForerunError, match=r"k24$"):
+    with pytest.raises(ForerunError, match=r"k24; docs"):
         refuse_unknown(["zzz"], [f"k{i}" for i in range(25)], {}, "file")
 
 

@@ -16,6 +16,7 @@ _MANY = 25
 _LONGEST_TEXT = 4096
 _LARGEST = 10**18
 _DEEPEST = 20
+_PAGE = "docs/experiments.md"
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -32,7 +33,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def refuse_unknown(
     given: Iterable[str], known: Iterable[str], by_section: Mapping[str, Iterable[str]], place: str
 ) -> None:
-    """Raises ForerunError for a key of `given` that is not `known`: where it belongs, or the nearest known one."""
+    """Raises ForerunError for a key of `given` that is not `known`: where it belongs, or the nearest known one,
+    and the page that explains all."""
     known = [*known]
     for key in given:
         if key in known:
@@ -47,7 +49,7 @@ def refuse_unknown(
             near = [f"{section}.{each}" for section, keys in by_section.items() for each in _near(key, keys)]
             shown = ", ".join(known[:_MANY]) + (", ..." if len(known) > _MANY else "")
             hint = f"did you mean {near[0]}?" if near else f"known: {shown}"
-        raise ForerunError(f"{place}: unknown key {key!r:.60}; {hint}")
+        raise ForerunError(f"{place}: unknown key {key!r:.60}; {hint}; {_PAGE} explains the keys")
 
 
 def _near(key: str, keys: Iterable[str]) -> list[str]:
