@@ -30,7 +30,7 @@ def heads_section(kernels: TransformerKernels) -> Section:
     for number in range(1, model.mtp_modules + 1):
         module = _module(kernels.of_layer(model.layer(model.n_layers - 1)))
         module.tape.rename(f"mtp{number}.", ())
-        _append(section, module, {_STREAM: stream})
+        _append(section, module, stream)
         stream = f"mtp{number}.layer.y"
     if model.mtp_modules and not model.tied_embeddings:  # last, as the embedding that a rank may already hold
         section.weights.matrices.append(s.vocab * s.hidden)
@@ -58,9 +58,9 @@ def _module(kernels: TransformerKernels) -> Section:
     return section
 
 
-def _append(section: Section, module: Section, names: dict[str, str]) -> None:
-    """Appends the operations and weights of `module`, whose inputs have other `names` in `section`."""
-    tape, more = section.tape, module.tape
+def _append(section: Section, module: Section, stream: str) -> None:
+    """Appends the operations and weights of `module`, which reads `stream` of `section`."""
+    tape, more, names = section.tape, module.tape, {_STREAM: stream}
     for op in more.ops:
         op.reads = tuple(names.get(name, name) for name in op.reads)
         op.saves = tuple(names.get(name, name) for name in op.saves)
