@@ -15,7 +15,7 @@ OWN_OPTIONS = {
     *("--memory-limit", "--memory-snapshot", "--chakra", "--rank-class", "--depth", "--top", "--csv"),
     *("--world-size", "--gpus-per-node", "--steps", "--rank", "--module", "--device", "--torchtitan", "--override"),
     *("--expert-skew", "--dynamo", "--source-lines", "--plans", "--time-limit", "--host-memory-limit", "--show-output"),
-    *("--report", "--out", "--nodes", "--weak", "--patterns", "--devices"),
+    *("--install-completion", "--report", "--out", "--nodes", "--weak", "--patterns", "--devices"),
     *("--store", "--executor", "--ray-address", "--workers", "--allocator"),
     *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out", "--source"),
     *("--nproc-per-node", "--no-python"),  # of torchrun
@@ -58,7 +58,7 @@ def test_commands_and_options_that_are_named_exist():
         options = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text))
         assert options <= known, page.name
         for command in re.findall(r"`forerun ([^`]+)`", text):
-            assert shlex.split(command)[0].rstrip(",") in {*COMMANDS, "COMMAND"}, page.name
+            assert shlex.split(command)[0].rstrip(",") in {*COMMANDS, "COMMAND", "--install-completion"}, page.name
 
 
 def test_files_that_are_linked_exist():
