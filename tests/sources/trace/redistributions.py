@@ -6,7 +6,6 @@ python redistributions.py OUT.json
 import json
 import os
 import sys
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -48,8 +47,6 @@ def of_parameter(parameter, x):
 
 if __name__ == "__main__":
     world = World(Job(folder=".", world_size=4, steps=1 << 30))
-    from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
-
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", (4,))
     parameter = nn.Parameter(distribute_tensor(torch.ones(64, 64, device="cuda"), mesh, [Shard(0)]))
@@ -59,19 +56,7 @@ if __name__ == "__main__":
     sharded = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).cuda()
     for layer in (*sharded, sharded):
         fully_shard(layer, mesh=mesh)
-    one = distribute_tensor(torch.ones(64, device="cuda"), mesh, [Replicate()])
-    optimizer = torch.optim.SGD([parameter], lr=0.1, foreach=False)
-    parameter.grad = parameter.detach().clone()
-    policy = partial(create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE)
-    selective = torch.ones(4, device="cuda", requires_grad=True)
     found = {
-        "optimizer": recorded(world, optimizer.step),
-        "same": recorded(world, lambda: parameter.redistribute(placements=[Shard(0)])),
-        "local": recorded(world, lambda: whole.redistribute(placements=[Shard(0)])),
-        "operator": recorded(world, lambda: torch.relu(one) + one),
-        "selective": recorded(
-            world, lambda: checkpoint(torch.sin, selective, use_reentrant=False, context_fn=policy).sum().backward()
-        ),
         "explicit": recorded(world, step),
         "operand": recorded(world, lambda: parameter.detach() + whole),
         "compiled": recorded(world, torch.compile(step)),

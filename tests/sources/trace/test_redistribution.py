@@ -30,24 +30,8 @@ def steps(tmp_path_factory):
 
 def test_a_redistribution_and_its_gradient_take_the_host_as_long_as_many_launches(steps):
     host = steps["explicit"]["host"]
-    for name in ("Redistribute", "_ToTorchTensor"):
-        assert [host[f"{name}.{way}"][1] for way in ("forward", "backward")] == [1, 1]
-    assert all(host[f"Redistribute.{way}"][0] > 10 for way in ("forward", "backward"))
-
-
-def test_a_redistribution_without_a_collective_takes_the_host_less(steps):
-    launches = [steps[kind]["host"]["Redistribute.forward"][0] for kind in ("same", "local", "explicit")]
-    assert launches == sorted(set(launches))
-    assert [steps[kind]["collectives"] for kind in ("same", "local")] == [0, 0]
-
-
-def test_operators_of_the_model_on_dtensors_take_the_host_time_and_those_of_the_optimizer_none(steps):
-    assert steps["operator"]["host"]["DTensor operator"][1] == 2
-    assert "DTensor operator" not in steps["optimizer"]["host"]
-
-
-def test_a_selective_checkpoint_takes_the_host_time(steps):
-    assert steps["selective"]["host"]["create_selective_checkpoint_contexts"][1] == 1
+    assert {name: times for name, (_, times) in host.items()} == {"Redistribute.forward": 1, "Redistribute.backward": 1}
+    assert all(launches > 10 for launches, _ in host.values())
 
 
 def test_the_host_prepares_a_collective_before_it_launches_it(steps):
@@ -58,12 +42,12 @@ def test_the_host_prepares_a_collective_before_it_launches_it(steps):
 
 def test_an_operand_of_other_placements_takes_less_than_an_explicit_redistribution(steps):
     host = steps["operand"]["host"]
-    assert set(host) == {"redistribute_local_tensor", "DTensor operator"}
+    assert list(host) == ["redistribute_local_tensor"]
     assert 0 < host["redistribute_local_tensor"][0] < steps["explicit"]["host"]["Redistribute.forward"][0]
 
 
 def test_compiled_code_redistributes_without_the_host(steps):
-    assert set(steps["compiled"]["host"]) <= {"DTensor operator"}  # Autograd hands over the gradient in eager code.
+    assert steps["compiled"]["host"] == {}
     assert steps["compiled"]["collectives"] == steps["explicit"]["collectives"] == 2
 
 

@@ -77,8 +77,6 @@ class VirtualMode(TorchDispatchMode):
         self.fake = _fakes()
         self.recorder, self.oracle, self._communication = recorder, oracle, communication
         self._last: Any = None
-        self.on_wrapped: Callable[[Any], None] = lambda _: None
-        """Called with the class of a tensor that wraps others, before it runs an operator on them itself."""
         self._lock = threading.RLock()
 
     # -- which world an operation belongs to ------------------------------------------------------------------
@@ -98,7 +96,6 @@ class VirtualMode(TorchDispatchMode):
             return func(*args, **kwargs)  # Another fake mode is active, to find shapes.
         for cls in types:
             if cls not in _PLAIN and not issubclass(cls, FakeTensor):
-                self.on_wrapped(cls)
                 return NotImplemented
         tensors = _tensors(args, kwargs)
         fakes = [t for t in tensors if isinstance(t, FakeTensor)]

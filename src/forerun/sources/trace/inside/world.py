@@ -73,7 +73,7 @@ class World:
         storages.install(self.mode)
         older_checkpoints.install(job.dynamo)
         ddp.install(self.recorder)
-        redistribution.install(self.recorder, self.mode)
+        redistribution.install(self.recorder)
         effects.install(self.recorder, job.local_rank, Path(job.folder) / f"rank{job.rank}.bin", device.name)
         flash_attention.install(self.recorder)
         self._describe_kernels()
