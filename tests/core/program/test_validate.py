@@ -8,7 +8,7 @@ import pytest
 from random_programs import program
 
 from forerun.common.errors import ForerunError
-from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.builder import BlockBuilder, OpTableBuilder
 from forerun.core.program.types import Block, Category, Channel, Program
 from forerun.core.program.validate import check, problems
 
@@ -86,3 +86,14 @@ def test_bad_ops_classes_and_channels_are_named() -> None:
     ]
     with pytest.raises(ForerunError, match=r"^program: ops row 0: .*; and 4 more problems$"):
         check(bad)
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_a_product_without_a_size_is_named(column: int) -> None:
+    table = OpTableBuilder()
+    for number in range(6):
+        table.gemm(f"product {number}", 8, 16, 32)
+    ops = table.build()
+    ops.details[2, column] = 0
+    bad = dataclasses.replace(good_program(), ops=ops)
+    assert problems(bad) == [f"ops row 2: a size is 0, allowed: 1 to {2**40 - 1:g}"]

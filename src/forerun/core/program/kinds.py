@@ -212,11 +212,13 @@ class Kind:
     cause: Cause
     """cause of their time on the compute stream"""
     details: type[Details[Any]] = Details
+    sizes: int = 0
+    """number of the first details that are sizes, of which none is 0"""
 
 
 KINDS = {
-    OpKind.GEMM: Kind(Work.COMPUTE, "matrix products", Cause.MATMUL, Gemm),
-    OpKind.ATTENTION: Kind(Work.COMPUTE, "attention", Cause.ATTENTION, Attention),
+    OpKind.GEMM: Kind(Work.COMPUTE, "matrix products", Cause.MATMUL, Gemm, sizes=4),
+    OpKind.ATTENTION: Kind(Work.COMPUTE, "attention", Cause.ATTENTION, Attention, sizes=6),
     OpKind.MEMORY: Kind(Work.COMPUTE, "memory-bound kernels", Cause.MEMORY_BOUND),
     OpKind.COLLECTIVE: Kind(Work.COMMUNICATION, "collectives", Cause.MEMORY_BOUND, TokenExchange),
     OpKind.P2P: Kind(Work.COMMUNICATION, "collectives", Cause.MEMORY_BOUND, Transfer),

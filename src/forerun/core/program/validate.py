@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.common.errors import ForerunError
-from forerun.core.program.kinds import N_DETAILS, OpKind
+from forerun.core.program.kinds import KINDS, N_DETAILS, OpKind
 from forerun.core.program.types import (
     N_CATEGORIES,
     N_STREAMS,
@@ -87,6 +87,9 @@ def _op_problems(program: Program) -> Iterator[str]:
         least, largest = ops.details.min(axis=1), ops.details.max(axis=1)
         yield from _outside("ops", "row", name, np.where(rows, largest, 0), 0, most)
         yield from _outside("ops", "row", name, np.where(rows, least, 0), -1, most)
+    for kind, about in KINDS.items():
+        smallest = ops.details[:, : about.sizes].min(axis=1, initial=_MOST_SIZE - 1)
+        yield from _outside("ops", "row", "a size", np.where(ops.kind == kind, smallest, 1), 1, _MOST_SIZE)
 
 
 def _block_problems(block: Block, program: Program) -> Iterator[str]:

@@ -1,0 +1,1 @@
+predict --program FILE --cluster h100-sxm --json
