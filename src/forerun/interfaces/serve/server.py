@@ -27,14 +27,6 @@ def serve(host: str, port: int, with_browser: bool, demo: bool) -> None:
     """
     token = secrets.token_urlsafe(24)
     bound = _bound(host, port)
-    shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{bound.getsockname()[1]}/#token={token}{'&demo=1' if demo else ''}"
-    if host not in (LOCAL, "localhost", "::1"):
-        print(f"warning: {host} can be reached from other machines, and nothing is encrypted", file=sys.stderr)
-    print(f"Forerun serves {address}", flush=True)
-    print("Ctrl-C stops it. Who has this address can use the server; keep it to yourself.", flush=True)
-    if with_browser:
-        threading.Timer(0.5, webbrowser.open, [address]).start()
     config = uvicorn.Config(
         application(token, host),
         log_level="error",
@@ -45,6 +37,15 @@ def serve(host: str, port: int, with_browser: bool, demo: bool) -> None:
         limit_concurrency=_AT_ONCE,
         timeout_graceful_shutdown=_PATIENCE_S,
     )
+    config.load()  # before the address is printed, from when on Ctrl-C is to stop the server
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{bound.getsockname()[1]}/#token={token}{'&demo=1' if demo else ''}"
+    if host not in (LOCAL, "localhost", "::1"):
+        print(f"warning: {host} can be reached from other machines, and nothing is encrypted", file=sys.stderr)
+    print(f"Forerun serves {address}", flush=True)
+    print("Ctrl-C stops it. Who has this address can use the server; keep it to yourself.", flush=True)
+    if with_browser:
+        threading.Timer(0.5, webbrowser.open, [address]).start()
     try:
         uvicorn.Server(config).run(sockets=[bound])
     except KeyboardInterrupt:  # uvicorn has stopped, and passes the signal on
