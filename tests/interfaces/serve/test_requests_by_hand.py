@@ -236,7 +236,10 @@ def test_the_address_is_printed_and_opened(
             ran.append(sockets)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(server.uvicorn, "Config", lambda application, **options: (application, options))
+    def config(application: Any, **options: Any) -> Hand:
+        return Hand(of=(application, options), load=lambda: ran.append("loaded"))
+
+    monkeypatch.setattr(server.uvicorn, "Config", config)
     monkeypatch.setattr(server.uvicorn, "Server", Server)
     server.serve(host, 8123, with_browser=demo, demo=demo)
     out, error = capsys.readouterr()
@@ -244,7 +247,9 @@ def test_the_address_is_printed_and_opened(
     assert out.splitlines()[-1] == "stopped"
     assert bool(error) == warned
     assert opened == ([[shown]] if demo else [])
-    ((application, options), sockets) = ran
+    loaded, made, sockets = ran
+    application, options = made.of
+    assert loaded == "loaded"
     assert (application, sockets, closed) == (("secret", host), [bound], [True])
     assert (options["access_log"], options["server_header"], options["ws"]) == (False, False, "none")
     assert (options["limit_concurrency"], options["timeout_graceful_shutdown"]) == (64, 1)
