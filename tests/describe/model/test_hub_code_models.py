@@ -82,6 +82,13 @@ def test_ling_counts_its_shared_experts_and_biases() -> None:
     assert parameter_count(alone) == HUB["ling-mini-2.0"]["total"] - 19 * 3 * 2048 * 512
 
 
+def test_jais_is_gpt2_without_positions_and_with_a_third_matrix() -> None:
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500, "n_inner": 160}
+    spec = read(sizes | {"model_type": "jais", "activation_function": "swiglu", "position_embedding_type": "alibi"})
+    attention, feed_forward = 4 * 64 * 64 + 4 * 64, 3 * 64 * 160 + 2 * 160 + 64
+    assert parameter_count(spec) == 500 * 64 + 2 * (attention + feed_forward + 4 * 64) + 2 * 64
+
+
 def test_hunyuan_shares_keys_and_values_between_pairs_of_layers() -> None:
     keys = {"num_experts": 4, "moe_topk": 1, "num_shared_expert": 1, "model_type": "hunyuan"}
     apart, pairs = read(LLAMA | keys), read(LLAMA | keys | {"use_cla": True, "cla_share_factor": 2})
@@ -130,7 +137,7 @@ def test_wrong_files_are_one_line(config: dict[str, Any], problem: str) -> None:
 
 def test_every_family_of_the_hub_is_read_by_one_of_these_tests() -> None:
     here = {entry["config"]["model_type"] for entry in HUB.values()}
-    small = {"xverse", "solar", "orion", "mimo", "internlm", "telechat", "grok-1", "hunyuan", "nemotron-nas"}
-    same_reader = {"aquila", "skywork", "deci", "minimax_text_01", "jais"}
+    small = {"xverse", "solar", "orion", "mimo", "internlm", "telechat", "grok-1", "hunyuan", "nemotron-nas", "jais"}
+    same_reader = {"aquila", "skywork", "deci", "minimax_text_01"}
     own = {name for name, known in FAMILIES.items() if known.read.__module__.endswith("huggingface_hub_code")}
     assert own <= here | small | same_reader

@@ -73,7 +73,7 @@ def minicpm(config: Fields) -> Values:
 
 
 _QWEN = (
-    *("kv_channels", "no_bias", "bf16", "fp16", "fp32", "use_flash_attn", "use_dynamic_ntk", "use_logn_attn"),
+    *("bf16", "fp16", "fp32", "use_flash_attn", "use_dynamic_ntk", "use_logn_attn"),
     *("use_cache_quantization", "use_cache_kernel", "softmax_in_fp32", "onnx_safe", "seq_length", "scale_attn_weights"),
 )
 
@@ -90,7 +90,7 @@ def qwen(config: Fields) -> Values:
 
 
 _CHATGLM = (
-    *("apply_query_key_layer_scaling", "apply_residual_connection_post_layernorm", "attention_softmax_in_fp32"),
+    *("apply_query_key_layer_scaling", "attention_softmax_in_fp32"),
     *("bias_dropout_fusion", "classifier_dropout", "fp32_residual_connection", "interleaved_qkv", "original_rope"),
     *("prefix_projection", "pre_seq_len", "quantization_bit", "rope_ratio", "seq_length", "vocab_size"),
 )
@@ -257,7 +257,7 @@ def _deci_width(feed_forward: Fields, hidden: int) -> int:
     return -(-int(2 * times * hidden / 3) // 256) * 256
 
 
-_DEEPSEEK = ("aux_loss_alpha", "moe_layer_freq")
+_DEEPSEEK = ("aux_loss_alpha",)
 
 
 @family("deepseek", "DeepseekForCausalLM", ignored=_DEEPSEEK)
@@ -273,7 +273,7 @@ def deepseek_moe(config: Fields) -> Values:
 _BAILING = (
     *("moe_router_topk_scaling_factor", "mtp_loss_scaling_factor", "multi_gate", "norm_head", "norm_softmax"),
     *("num_logits_per_token", "output_dropout", "rotary_type", "routed_scaling_factor", "router_dtype", "router_type"),
-    *("score_function", "use_rmsnorm", "using_split_qkv_in_self_attention"),
+    *("score_function", "using_split_qkv_in_self_attention"),
 )
 
 
