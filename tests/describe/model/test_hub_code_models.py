@@ -11,7 +11,8 @@ from forerun.describe.model.catalog import load_model
 from forerun.describe.model.families import FAMILIES
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface import spec_from_config
-from forerun.describe.model.parameters import active_parameter_count, kind_parameters, parameter_count
+from forerun.describe.model.layer_parameters import kind_parameters
+from forerun.describe.model.parameters import active_parameter_count, parameter_count
 from forerun.describe.model.spec import ModelSpec
 
 HUB: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "hub_code_models.yaml").read_text())

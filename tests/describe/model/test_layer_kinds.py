@@ -11,9 +11,9 @@ from forerun.common.errors import ForerunError
 from forerun.describe.model.catalog import load_model
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface import spec_from_config
+from forerun.describe.model.layer_parameters import kind_parameters
 from forerun.describe.model.parameters import (
     compute_parameter_count,
-    kind_parameters,
     model_flops_per_token,
     outer_parameters,
     parameter_count,

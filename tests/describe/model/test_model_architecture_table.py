@@ -8,7 +8,8 @@ import pytest
 
 from forerun.common.errors import ForerunError
 from forerun.describe.model.architecture_table import load_architectures, sized_for, spec_from_architecture
-from forerun.describe.model.parameters import layer_parameters, parameter_count
+from forerun.describe.model.layer_parameters import layer_parameters
+from forerun.describe.model.parameters import parameter_count
 
 VALIDATION = Path(__file__).parents[3].parent / "shared" / "validation"
 GPT: dict[str, Any] = {

@@ -9,11 +9,11 @@ import pytest
 from forerun.common.errors import ForerunError
 from forerun.describe.model.convolutional import read_convolutional
 from forerun.describe.model.fields import Fields, exponent_number
+from forerun.describe.model.layer_parameters import layer_parameters
 from forerun.describe.model.matrices import matrices
 from forerun.describe.model.parameters import (
     active_parameter_count,
     compute_parameter_count,
-    layer_parameters,
     model_flops_per_token,
     outer_parameters,
     parameter_count,

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.describe.model.catalog import load_model
+from forerun.describe.model.layer_parameters import layer_parameters
 from forerun.describe.model.parameters import (
     active_parameter_count,
     compute_parameter_count,
-    layer_parameters,
     model_flops_per_token,
     outer_parameters,
     parameter_count,

@@ -21,7 +21,8 @@ from forerun.core.program.types import OpKind, Phase
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface import spec_from_config
-from forerun.describe.model.parameters import active_parameter_count, kind_parameters, parameter_count
+from forerun.describe.model.layer_parameters import kind_parameters
+from forerun.describe.model.parameters import active_parameter_count, parameter_count
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.plan import Plan

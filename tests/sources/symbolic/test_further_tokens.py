@@ -9,12 +9,8 @@ from forerun.common.errors import ForerunError, ImpossiblePlan
 from forerun.core.program.validate import problems
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
-from forerun.describe.model.parameters import (
-    active_parameter_count,
-    layer_parameters,
-    model_flops_per_token,
-    parameter_count,
-)
+from forerun.describe.model.layer_parameters import layer_parameters
+from forerun.describe.model.parameters import active_parameter_count, model_flops_per_token, parameter_count
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import check_plan
 from forerun.describe.plan.plan import Plan

@@ -12,8 +12,9 @@ from forerun.core.program.counts import op_counts
 from forerun.core.program.model_flops import counted_flops
 from forerun.core.program.types import Category, OpKind, Phase, Program
 from forerun.describe.cluster.catalog import load_cluster
+from forerun.describe.model.layer_parameters import kind_parameters
 from forerun.describe.model.matrices import matrices
-from forerun.describe.model.parameters import kind_parameters, outer_parameters, parameter_count
+from forerun.describe.model.parameters import outer_parameters, parameter_count
 from forerun.describe.model.spec import IndexerSpec, MLASpec, ModelSpec, MoESpec
 from forerun.describe.model.streams import StreamsSpec
 from forerun.describe.plan.plan import Plan

@@ -23,7 +23,8 @@ from forerun.core.memory.outside import context_bytes, least_communicator_bytes
 from forerun.core.memory.reserved import reserve_model
 from forerun.core.memory.workspaces import workspace_bytes
 from forerun.core.program.types import F64
-from forerun.describe.model.parameters import layer_parameters, outer_parameters
+from forerun.describe.model.layer_parameters import layer_parameters
+from forerun.describe.model.parameters import outer_parameters
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans, where

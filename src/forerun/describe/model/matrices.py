@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from forerun.describe.model.layered import Layer, LayeredModel
-from forerun.describe.model.parameters import (
+from forerun.describe.model.layer_parameters import (
     adapter_products,
     attention_expert_products,
     block_of,
@@ -15,10 +14,11 @@ from forerun.describe.model.parameters import (
     gated_norms,
     halves,
     indexer_products,
-    layer_counts,
     projected_width,
     router_products,
 )
+from forerun.describe.model.layered import Layer, LayeredModel
+from forerun.describe.model.parameters import layer_counts
 from forerun.describe.model.spec import MLASpec, ModelSpec
 
 Matrix = tuple[int, int]

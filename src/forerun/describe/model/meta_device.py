@@ -21,7 +21,8 @@ from forerun.common.errors import at
 from forerun.describe.model.families import Values
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.layer_lists import each_layer
-from forerun.describe.model.parameters import kind_parameters, parameter_count
+from forerun.describe.model.layer_parameters import kind_parameters
+from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.spec import MLASpec, ModelSpec, MoESpec
 
 _LAYER = re.compile(r"(?:^|.*\.)(?:layers|h|blocks)\.(\d+)\.(.+)")

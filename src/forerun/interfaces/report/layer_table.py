@@ -10,14 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.common.units import GIGA
+from forerun.describe.model.layer_parameters import kind_parameters
 from forerun.describe.model.layered import MB, LayeredModel
-from forerun.describe.model.parameters import (
-    active_parameter_count,
-    kind_parameters,
-    layer_counts,
-    outer_parameters,
-    parameter_count,
-)
+from forerun.describe.model.parameters import active_parameter_count, layer_counts, outer_parameters, parameter_count
 from forerun.describe.model.spec import ModelSpec
 from forerun.interfaces.report.console import print_table
 

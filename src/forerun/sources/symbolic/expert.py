@@ -9,7 +9,7 @@ from forerun.core.network.token_exchange import parts_reached
 from forerun.core.program.kinds import TokenExchange
 from forerun.core.program.types import Collective, Stream
 from forerun.describe.kernels.dispatchers import Dispatcher
-from forerun.describe.model.parameters import router_products
+from forerun.describe.model.layer_parameters import router_products
 from forerun.describe.plan.routing import BALANCED, spread
 from forerun.describe.stacks.stack import Style
 from forerun.sources.symbolic.feed_forward import feed_forward

@@ -7,7 +7,7 @@ inputs (DeepSeek-V3.2, arXiv 2512.02556, section 2.1.1): its products have gradi
 
 from __future__ import annotations
 
-from forerun.describe.model.parameters import indexer_products, indexer_vectors
+from forerun.describe.model.layer_parameters import indexer_products, indexer_vectors
 from forerun.describe.model.spec import IndexerSpec
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.products import Product

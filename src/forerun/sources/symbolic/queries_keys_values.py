@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.describe.model.parameters import own_kv, qk_norm_widths
+from forerun.describe.model.layer_parameters import own_kv, qk_norm_widths
 from forerun.describe.stacks.stack import NormStyle, Stack
 from forerun.sources.symbolic.attention_experts import queries_of_experts
 from forerun.sources.symbolic.compressed import compressed_inputs, key_name

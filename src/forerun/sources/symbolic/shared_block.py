@@ -6,7 +6,7 @@ those of the first one.
 
 from __future__ import annotations
 
-from forerun.describe.model.parameters import adapter_products, block_of
+from forerun.describe.model.layer_parameters import adapter_products, block_of
 from forerun.describe.model.shared_block import SharedBlockSpec
 from forerun.sources.symbolic.attention import attention
 from forerun.sources.symbolic.feed_forward import feed_forward
