@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from forerun.answers.analysis.predict import predict
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.search.executor import Question, Refused, executor_of
 from forerun.answers.search.result import REFUSED_RULE
@@ -127,6 +128,29 @@ def test_a_plan_of_which_the_states_alone_are_too_large_is_not_simulated():
     assert result.best is None
     assert all(each.prediction is None for each in result.too_large)
     assert all("needs at least" in each.reason and "40.0 available" in each.reason for each in result.too_large)
+
+
+def test_a_plan_that_does_not_fit_is_not_run_and_needs_what_its_prediction_says():
+    fixed = {"pp": [1, 2], "cp": 1, "stack": "torchtitan"}
+    result = search(TINY, CLUSTER, 8, 512, 256, fixed=fixed, workers=1, memory_limit_gib=2.6, keep=3)
+    outcome, small = result.outcome, limited(CLUSTER, 2.6)
+    assert len(outcome.unfit) >= 2
+    assert result.simulated == len(outcome.unfit) + len(outcome.predictions)
+    rows = {each.plan: each for each in result.too_large}
+    for row, needed in outcome.unfit.items():
+        assert row not in outcome.predictions
+        predicted = predict(TINY, needed.plan, small)
+        assert not predicted.fits
+        for name in ("peak_allocated_gib", "peak_reserved_gib", "memory_by_category_gib", "peak_rank_class"):
+            assert getattr(needed, name) == getattr(predicted, name)
+        assert 0 < outcome.least_s()[row] <= predicted.step_time_s
+        shown = rows[needed.plan]
+        assert (shown.prediction, shown.needs_gib) == (None, predicted.peak_reserved_gib)
+        assert shown.reason.startswith(f"needs {predicted.peak_reserved_gib:.1f} GiB")
+    assert not search(TINY, CLUSTER, 8, 512, 256, fixed=fixed, workers=1, objective="memory").outcome.least_s()
+    large = [row for row in result.to_rows() if row["status"] == "out_of_memory" and row["peak_reserved_gib"]]
+    assert len(large) == len(outcome.unfit)
+    assert all(row["step_time_s"] is None for row in large)
 
 
 @pytest.mark.parametrize(

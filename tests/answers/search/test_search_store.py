@@ -19,7 +19,7 @@ import yaml
 from kept_search import CLUSTER, FIXED, TINY, small_search, write_results
 
 from forerun.answers.analysis.predict import predict
-from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.prediction import DoesNotFit, Prediction
 from forerun.answers.search.executor import Question, Refused
 from forerun.answers.search.store import AnswerStore
 from forerun.common.errors import ForerunError
@@ -148,6 +148,15 @@ def test_what_is_refused_is_kept_too(tmp_path: Path) -> None:
         rows_of(tmp_path / "s.sqlite")
         == first.counts["ok"] + first.counts["out_of_memory"] + first.impossible["refused by the simulation"]
     )
+
+
+def test_what_does_not_fit_is_kept_too(tmp_path: Path) -> None:
+    plan = Plan(512, tp=2)
+    needed = DoesNotFit(plan, 80.5, 81.25, 79.2, {"activation": 60.5, "parameter": 20.0}, "stage 0")
+    for answers in (lambda store: store.keep(plan, needed), lambda store: None):
+        with AnswerStore(tmp_path / "s.sqlite", "basis") as store:
+            answers(store)
+            assert store.known([plan]) == {plan: needed}
 
 
 MEASURED = "kind,dtype,m,n,k,time_us\ngemm,bf16,512,768,768,9.5\n"

@@ -160,6 +160,8 @@ def found(objective: str = "time") -> Any:
         bound=np.array([1.0, 1.5, 0.5, 3.14159, 2.5, 0.0]),
         need_gib=np.array([10.0, 10.0, 50.0, 20.0, 30.0, 99.0]),
         predictions={0: predicted(2.0, 60.0), 1: predicted(1.75, 70.0), 2: predicted(0.75, 90.0, fits=False)},
+        unfit={5: SimpleNamespace(plan=Plan(1024, tp=2), peak_reserved_gib=95.0)},
+        least_s=lambda: {} if objective == "memory" else {5: 0.25},
     )
     return SimpleNamespace(outcome=outcome, objective=objective, reason_of=lambda plan: f"tp {plan.tp} is too large")
 
@@ -177,10 +179,11 @@ def test_plans_are_listed_by_what_is_known_of_them() -> None:
 
 def test_points_have_time_and_memory_or_their_bounds() -> None:
     points = records.points_record(found())
-    assert (points["simulated"]["row"], points["simulated"]["s"]) == ([0, 1, 2], [2.0, 1.75, 0.75])
-    assert (points["simulated"]["gib"], points["simulated"]["fits"]) == ([60.0, 70.0, 90.0], [True, True, False])
+    simulated = points["simulated"]
+    assert (simulated["row"], simulated["s"]) == ([0, 1, 2, 5], [2.0, 1.75, 0.75, 0.25])
+    assert (simulated["gib"], simulated["fits"]) == ([60.0, 70.0, 90.0, 95.0], [True, True, False, False])
     assert points["bounded"] == {"row": [3, 4], "s": [3.142, 2.5], "gib": [20.0, 30.0]}
-    assert (points["shown"], points["possible"]) == (5, 6)
+    assert (points["shown"], points["possible"]) == (6, 6)
     assert records.points_record(found("memory"))["bounded"]["row"] == []
 
 
@@ -199,7 +202,7 @@ def test_a_row_tells_what_is_known() -> None:
     assert (bounded["status"], bounded["least_s"], bounded["least_gib"]) == ("not simulated", 3.14159, 20.0)
     assert bounded["reason"] == "tp 2 is too large"
     large = records.row_record(found("memory"), 5)
-    assert (large["status"], large["least_s"], large["least_gib"]) == ("does not fit", None, 99.0)
+    assert (large["status"], large["least_s"], large["least_gib"]) == ("does not fit", None, 95.0)
 
 
 def test_a_choice_tells_its_gain_and_what_to_fix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.prediction import DoesNotFit, Prediction
 from forerun.answers.analysis.reading import Simulation
 from forerun.answers.analysis.setup import Setup
-from forerun.answers.analysis.simulate_setup import simulate_setup
+from forerun.answers.analysis.simulate_setup import prepare, simulate_setup
+from forerun.common.units import GIB
 from forerun.core.cost.measured import Measured
 from forerun.core.network.network_file import Network
 from forerun.describe.cluster.types import Cluster
@@ -40,6 +41,25 @@ def predict(
 def predict_setup(setup: Setup) -> Prediction:
     """Predicts one optimizer step of a Setup, like `predict`; the Setup may have a changed stack."""
     return simulate_setup(setup, folded=is_worth_folding(setup.plan)).prediction
+
+
+def predict_if_it_fits(setup: Setup) -> Prediction | DoesNotFit:
+    """Predicts like `predict_setup` where the plan fits in memory; else returns the memory that it needs.
+
+    A step takes much longer to run than its memory takes to find out.
+    """
+    prepared = prepare(setup)
+    memory = prepared.memory()
+    if memory.held.fits:
+        return prepared.run(is_worth_folding(setup.plan), memory).prediction
+    return DoesNotFit(
+        plan=setup.plan,
+        peak_allocated_gib=memory.fullest.peak_bytes / GIB,
+        peak_reserved_gib=memory.held.peak_bytes / GIB,
+        memory_limit_gib=memory.limit_bytes / GIB,
+        memory_by_category_gib={name: size / GIB for name, size in memory.fullest.by_category.items()},
+        peak_rank_class=memory.fullest.rank_class,
+    )
 
 
 def is_worth_folding(plan: Plan) -> bool:

@@ -13,6 +13,21 @@ from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.training_state import InitStage
 
 
+@dataclass(frozen=True, slots=True)
+class DoesNotFit:
+    """The memory that a plan needs on its fullest rank, which is more than there is; its step was not run.
+
+    The fields are those of a Prediction.
+    """
+
+    plan: Plan
+    peak_allocated_gib: float
+    peak_reserved_gib: float
+    memory_limit_gib: float
+    memory_by_category_gib: dict[str, float]
+    peak_rank_class: str
+
+
 @dataclass(frozen=True)
 class Prediction(Shown):
     """The outcome of one plan or Program: times in seconds on the slowest rank, memory in GiB (2**30 bytes) on the

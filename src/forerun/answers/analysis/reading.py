@@ -157,12 +157,13 @@ def simulate_costed(
     is_measured: bool = False,
     devices: Sequence[Device] = (),
     replays: bool = False,
+    memory: MemoryNeed | None = None,
 ) -> Simulation:
     """Runs and reads a Program like `simulate_program`, with the given costs of its ops.
 
     With `is_measured` the prediction lists the ops that the user's measurements lack. `devices` has one device for each
     rank class unless all are the cluster's. With `replays` the allocator is replayed; else reserved memory is an
-    estimate.
+    estimate. `memory` is what the Program needs, where that is known already.
     """
     counts, again = counts_in(program, EVERY_PHASE, (Phase.RECOMPUTE,))
     _refuse_endless(counts, costs)
@@ -179,14 +180,21 @@ def simulate_costed(
         costs.network_op,
         demand=costs.demand,
     )
-    settings = AllocatorSettings.parse(subject.stack.allocator) if replays else None
-    graphs = subject.launching.compiled and subject.launching.cuda_graphs
-    memory = memory_need(program, cluster, subject.stack, devices, settings, graphs)
+    memory = memory or memory_of(program, subject, cluster, devices, replays)
     peak = _mean_peak(subject.precision, program, cluster, devices)
     dtype = _peak_dtype(subject.precision, cluster.device)
     ran = _Ran(program, counts, again, reduced, flat, timeline, memory, covered, peak, dtype, missing, devices)
     prediction = _read(subject, cluster, network, ran)
     return Simulation(reduced.program, flat, costs, timeline, memory.profiles, prediction, subject, ran.slowest)
+
+
+def memory_of(
+    program: Program, subject: Subject, cluster: Cluster, devices: Sequence[Device], replays: bool
+) -> MemoryNeed:
+    """Returns the memory that `program` needs; see `simulate_costed`."""
+    settings = AllocatorSettings.parse(subject.stack.allocator) if replays else None
+    graphs = subject.launching.compiled and subject.launching.cuda_graphs
+    return memory_need(program, cluster, subject.stack, devices, settings, graphs)
 
 
 def _refuse_endless(counts: I64, costs: StepCosts) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from forerun.answers.analysis.doubts import doubts_of_input
 from forerun.answers.analysis.kinds import check_kinds, joined_costs, with_network_of
-from forerun.answers.analysis.reading import Simulation, Subject, simulate_costed
+from forerun.answers.analysis.memory_need import MemoryNeed
+from forerun.answers.analysis.reading import Simulation, Subject, memory_of, simulate_costed
 from forerun.answers.analysis.setup import RankKind, Setup
 from forerun.answers.analysis.slowing import slowed
 from forerun.core.cost.step_costs import Launching, StepCosts, step_costs
@@ -34,8 +35,12 @@ class Prepared:
     devices: tuple[Device, ...] = ()
     """the device of each rank class; empty where all are the cluster's"""
 
-    def run(self, folded: bool = False) -> Simulation:
-        """Runs the Program and reads the outcome."""
+    def memory(self) -> MemoryNeed:
+        """Returns the memory that the Program needs."""
+        return memory_of(self.program, self.subject, self.setup.cluster, self.devices, self.setup.replays)
+
+    def run(self, folded: bool = False, memory: MemoryNeed | None = None) -> Simulation:
+        """Runs the Program and reads the outcome; `memory` is what it needs, where that is known already."""
         setup = self.setup
         return simulate_costed(
             self.program,
@@ -47,6 +52,7 @@ class Prepared:
             is_measured=setup.measured is not None,
             devices=self.devices,
             replays=setup.replays,
+            memory=memory,
         )
 
     def under(self, stack: Stack) -> Prepared:

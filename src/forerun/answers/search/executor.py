@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Protocol, TypeAlias
 
-from forerun.answers.analysis.predict import predict
-from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.predict import predict, predict_if_it_fits
+from forerun.answers.analysis.prediction import DoesNotFit, Prediction
+from forerun.answers.analysis.setup import Setup
 from forerun.common.content import digest_of
 from forerun.common.errors import ForerunError
 from forerun.common.workers import Workers
@@ -20,7 +21,7 @@ from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 
 Predictor: TypeAlias = Callable[[ModelSpec, Plan, Cluster], Prediction]
-Answer: TypeAlias = "Prediction | Refused"
+Answer: TypeAlias = "Prediction | DoesNotFit | Refused"
 WORTH_A_POOL = 8
 """fewer plans than this are predicted in this process"""
 
@@ -55,10 +56,11 @@ class Question:
         return digest_of(parts, profile)
 
     def answer(self, plan: Plan) -> Answer:
-        """Returns the predictor's answer for `plan`."""
+        """Returns the predictor's answer for `plan`; `predict` runs only what fits in memory."""
         try:
             if self.predictor is predict:
-                return predict(self.model, plan, self.cluster, self.network, self.measured)
+                setup = Setup(self.model, plan, self.cluster, self.network, self.measured, replays=True)
+                return predict_if_it_fits(setup)
             return self.predictor(self.model, plan, self.cluster)
         except ForerunError as error:
             return Refused(str(error))

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.prediction import DoesNotFit, Prediction
 from forerun.answers.search.names import Renamed
 from forerun.answers.search.screening import CAUSES
 from forerun.answers.search.space import Space
@@ -45,7 +45,7 @@ class TooLarge:
     reason: str
     """`needs 93.2 GiB at stage 0, 79.1 available: activation 61.0`"""
     prediction: Prediction | None
-    """None where a lower bound of the memory was too large already"""
+    """None where the plan was not run because it does not fit"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ class Outcome:
     """index of the largest of CAUSES in that memory"""
     cause_gib: F64
     predictions: Mapping[int, Prediction]
-    """row -> prediction, for the rows that were simulated"""
+    """row -> prediction, for the rows that were run"""
+    unfit: Mapping[int, DoesNotFit]
+    """row -> memory, for the rows that were not run because a simulation of their memory shows that they do not fit"""
     is_memory: bool
     """whether the objective is memory"""
     keep: int
@@ -126,11 +128,23 @@ class Outcome:
 
     def needs(self, rows: Rows) -> F64:
         """Returns a lower bound, in GiB, of the memory that each of `rows` needs."""
-        needs = self.need_gib[rows]
-        simulated = np.array([int(row) in self.predictions for row in rows], np.bool_) if self.predictions else ()
-        for place in np.flatnonzero(simulated).tolist():
-            needs[place] = self.predictions[int(rows[place])].peak_reserved_gib
+        needs, simulated = self.need_gib[rows], self._simulated
+        for place in np.flatnonzero(np.isin(rows, list(simulated))).tolist():
+            needs[place] = simulated[int(rows[place])].peak_reserved_gib
         return needs
+
+    @property
+    def _simulated(self) -> dict[int, Prediction | DoesNotFit]:
+        """Returns the rows whose memory was simulated."""
+        return {**self.predictions, **self.unfit}
+
+    def least_s(self) -> dict[int, float]:
+        """Returns lower bounds, in seconds, of the steps that were not run because they do not fit, by row.
+
+        Rows without a bound of time are left out.
+        """
+        rows = () if self.is_memory else self.unfit
+        return {row: float(self.bound[row]) for row in rows if self.bound[row] > 0}
 
     def too_large(self) -> LazySequence[TooLarge]:
         """Returns the plans that do not fit, the smallest first."""
@@ -144,22 +158,23 @@ class Outcome:
 
     def too_large_by_cause(self) -> dict[str, int]:
         """Counts the plans that do not fit by their largest category of memory."""
-        rows = self.of(Status.TOO_LARGE)
+        rows, simulated = self.of(Status.TOO_LARGE), self._simulated
         bounded = np.ones(len(self.status), np.bool_)
-        bounded[list(self.predictions)] = False
+        bounded[list(simulated)] = False
         counts = np.bincount(self.cause[rows[bounded[rows]]], minlength=len(CAUSES)).tolist()
         found = {cause: count for cause, count in zip(CAUSES, counts, strict=True) if count}
         for row in rows[~bounded[rows]].tolist():
-            cause = largest(self.predictions[row])
+            cause = largest(simulated[row])
             found[cause] = found.get(cause, 0) + 1
         return found
 
     def make_too_large(self, row: int) -> TooLarge:
         """Says why the plan in `row` does not fit."""
-        known = self.predictions.get(row)
+        known = self._simulated.get(row)
         plan, reason = self.table.plan(row), self.reasons(np.array([row]))[0]
         if known is not None:
-            return TooLarge(plan, known.peak_reserved_gib, largest(known), reason, known)
+            run = known if isinstance(known, Prediction) else None
+            return TooLarge(plan, known.peak_reserved_gib, largest(known), reason, run)
         return TooLarge(plan, float(self.need_gib[row]), CAUSES[self.cause[row]], reason, None)
 
     def make_skipped(self, row: int) -> Skipped:
@@ -173,12 +188,12 @@ class Outcome:
         lines = zip(rows.tolist(), pipelined, *(column[rows].tolist() for column in columns), strict=True)
         unit = "GiB" if self.is_memory else "s"
         last = f"place {self.keep} has {self.last_place:.4g} {unit}"
-        out = []
+        out, simulated = [], self._simulated
         for row, is_pipelined, status, needs, cause, cause_gib, bound in lines:
             if status == Status.SKIPPED:
                 out.append(f"at least {bound:.4g} {unit}, {last}")
-            elif row in self.predictions:
-                out.append(_too_large(self.predictions[row]))
+            elif row in simulated:
+                out.append(_too_large(simulated[row]))
             else:
                 where = "the first rank" if is_pipelined else "every rank"
                 beside = "" if needs > self.limit_gib else " beside CUDA and NCCL"
@@ -233,13 +248,13 @@ class _SkippedRows(LazySequence[Skipped]):
         return self._outcome.make_skipped(row)
 
 
-def largest(prediction: Prediction) -> str:
+def largest(prediction: Prediction | DoesNotFit) -> str:
     """Returns the largest category of memory."""
     parts = prediction.memory_by_category_gib
     return max(parts, key=lambda name: parts[name])
 
 
-def _too_large(prediction: Prediction) -> str:
+def _too_large(prediction: Prediction | DoesNotFit) -> str:
     """Says why a simulated plan does not fit."""
     cause = largest(prediction)
     beside = "" if prediction.peak_reserved_gib > prediction.memory_limit_gib else " beside CUDA and NCCL"

@@ -72,7 +72,7 @@ class SearchResult(Shown):
     @property
     def simulated(self) -> int:
         """Returns the number of simulated plans, including those that then did not fit or were refused."""
-        return len(self.outcome.predictions) + self.impossible.get(REFUSED_RULE, 0)
+        return len(self.outcome.predictions) + len(self.outcome.unfit) + self.impossible.get(REFUSED_RULE, 0)
 
     @property
     def proof(self) -> str:
@@ -174,12 +174,12 @@ class SearchResult(Shown):
     def _columns_of(self, status: str, rows: Rows, first: int) -> dict[str, Sequence[Any]]:
         """Returns the columns of `rows`, all of one status, from place `first` on."""
         outcome, n = self.outcome, len(rows)
-        known = [outcome.predictions.get(row) for row in rows.tolist()]
+        known = [outcome.predictions.get(row) or outcome.unfit.get(row) for row in rows.tolist()]
         columns: dict[str, Sequence[Any]] = {"rank": range(first + 1, first + n + 1) if status == "ok" else [None] * n}
         columns["status"] = [status] * n
         columns["reason"] = [""] * n if status == "ok" else outcome.reasons(rows)
         for name in _FIGURES:
-            columns[name] = [None if each is None else getattr(each, name) for each in known]
+            columns[name] = [getattr(each, name, None) for each in known]
         return columns | _plan_columns(outcome.table.rows(rows))
 
     def _columns_of_renamed(self, rows: Rows) -> dict[str, Sequence[Any]]:

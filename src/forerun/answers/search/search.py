@@ -21,9 +21,9 @@ from typing import Literal
 import numpy as np
 
 from forerun.answers.analysis.predict import predict
-from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.prediction import DoesNotFit, Prediction
 from forerun.answers.search.choices import LISTED, OTHER_NUMERICS, UNMEASURED, Choice, narrower
-from forerun.answers.search.executor import AnswersPlans, Predictor, Question, Refused, executor_of
+from forerun.answers.search.executor import Answer, AnswersPlans, Predictor, Question, Refused, executor_of
 from forerun.answers.search.front import Front, time_and_memory_front
 from forerun.answers.search.outcome import Outcome, Rows, Status
 from forerun.answers.search.result import REFUSED_RULE, Objective, SearchResult
@@ -149,7 +149,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         front_too = pareto is not None and proved is None
         run = Simulating(bounds, chosen.table, objective, keep, every, front_too, tally, within_s)
         run.run(answers, progress, found)
-        if not run.predictions and not run.screened.too_large.any():
+        if not run.predictions and not run.unfit and not run.screened.too_large.any():
             raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
         result = _result(place, objective, keep, run, chosen, tally)
         if proved is not None:
@@ -253,6 +253,8 @@ class Simulating:
         self.ranked: list[tuple[float, int]] = []
         """(objective, row) of the plans that fit"""
         self.predictions: dict[int, Prediction] = {}
+        self.unfit: dict[int, DoesNotFit] = {}
+        """plans that were not run because they do not fit"""
 
     def run(
         self,
@@ -370,10 +372,14 @@ class Simulating:
         self._bound[rows] = self.screened.time_s[rows]
         return rows[~too_large]
 
-    def _record(self, row: int, answer: Prediction | Refused) -> None:
+    def _record(self, row: int, answer: Answer) -> None:
         if isinstance(answer, Refused):
             self._tally.refuse(REFUSED_RULE, answer.reason)
             self._status[row] = Status.REFUSED
+            return
+        if isinstance(answer, DoesNotFit):
+            self.unfit[row] = answer
+            self._status[row] = Status.TOO_LARGE
             return
         self.predictions[row] = answer
         self._status[row] = Status.OK if answer.fits else Status.TOO_LARGE
@@ -393,6 +399,7 @@ class Simulating:
             cause=screened.cause.copy(),
             cause_gib=screened.cause_bytes / GIB,
             predictions=dict(self.predictions),
+            unfit=dict(self.unfit),
             is_memory=self._memory,
             keep=self._keep,
             last_place=self.last_place,

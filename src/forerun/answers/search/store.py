@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from forerun.answers.analysis.prediction import Prediction
+from forerun.answers.analysis.prediction import DoesNotFit, Prediction
 from forerun.answers.search.executor import Answer, AnswersPlans, Refused
 from forerun.common.records import Records
 from forerun.describe.plan.plan import Plan
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _TABLE = "plan"
 _PREDICTION = TypeAdapter(Prediction)
+_DOES_NOT_FIT = TypeAdapter(DoesNotFit)
 
 
 class AnswerStore:
@@ -87,10 +88,14 @@ class Remembering:
 def _record(answer: Answer) -> dict[str, Any]:
     if isinstance(answer, Refused):
         return {"refused": answer.reason}
+    if isinstance(answer, DoesNotFit):
+        return {"does_not_fit": _DOES_NOT_FIT.dump_python(answer, mode="json")}
     return {"prediction": _PREDICTION.dump_python(answer, mode="json")}
 
 
 def _answer(record: dict[str, Any]) -> Answer:
     if "refused" in record:
         return Refused(str(record["refused"]))
+    if "does_not_fit" in record:
+        return _DOES_NOT_FIT.validate_python(record["does_not_fit"])
     return _PREDICTION.validate_python(record["prediction"])

@@ -12,7 +12,7 @@ from forerun.interfaces.report.heat_cells import LOOKS, Cell, axis_name, heat_ce
 from forerun.interfaces.report.page import Plot, plot_text
 from forerun.interfaces.report.plots import axis, far_apart, hatch, layout, rounded
 from forerun.interfaces.report.plots_of_studies import line
-from forerun.interfaces.report.series import found_too_large, time_unit
+from forerun.interfaces.report.series import found_too_large, time_and_memory, time_unit
 from forerun.interfaces.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, VERMILLION, Look
 from forerun.interfaces.report.wording import plan_words
 
@@ -147,14 +147,14 @@ def runtimes_plot(bins: Sequence[Bin]) -> Plot:
 
 
 def plans_plot(result: SearchResult) -> Plot:
-    """Returns the time and memory of every plan that was simulated."""
-    fitting = [(each.own_plan(), each) for each in _some(result.ranked)]
-    too_large = [(each.own_plan(), each) for each in _some(found_too_large(result))]
-    shown = [each for _, each in (*fitting, *too_large)]
-    unit, size = time_unit(max((each.step_time_s for each in shown), default=1.0))
+    """Returns the time and memory of every plan that was simulated; the least time of those that do not fit."""
+    fitting = [time_and_memory(each) for each in _some(result.ranked)]
+    too_large = _some(found_too_large(result))
+    shown = [*fitting, *too_large]
+    unit, size = time_unit(max((each.step_s for each in shown), default=1.0))
     looks = (
         ("fits", fitting, {"color": BLUE, "size": 8, "opacity": 0.7}),
-        ("does not fit", too_large, {"color": VERMILLION, "size": 8, "symbol": "x", "opacity": 0.7}),
+        ("does not fit, at its least time", too_large, {"color": VERMILLION, "size": 8, "symbol": "x", "opacity": 0.7}),
         (f"best by {result.objective}", fitting[:1], {"color": BLACK, "size": 16, "symbol": "star"}),
     )
     data: list[dict[str, Any]] = [
@@ -162,9 +162,9 @@ def plans_plot(result: SearchResult) -> Plot:
             "type": "scatter",
             "mode": "markers",
             "name": name,
-            "x": rounded([each.peak_reserved_gib for _, each in rows]),
-            "y": rounded([each.step_time_s / size for _, each in rows]),
-            "text": [plot_text(plan_words(plan)) for plan, _ in rows],
+            "x": rounded([each.gib for each in rows]),
+            "y": rounded([each.step_s / size for each in rows]),
+            "text": [plot_text(plan_words(each.plan)) for each in rows],
             "hovertemplate": f"%{{text}}<br>%{{y:.4~g}} {unit}, %{{x:.4~g}} GiB",
             "marker": look,
         }
@@ -172,13 +172,13 @@ def plans_plot(result: SearchResult) -> Plot:
         if rows
     ]
     data += [] if result.front is None else [_front(result.front, size)]
-    drawn = [*shown, *([] if result.front is None else result.front.places)]
-    times = [each.step_time_s / size for each in drawn] or [1.0]
+    drawn = shown + [time_and_memory(each) for each in (result.front.places if result.front else ())]
+    times = [each.step_s / size for each in drawn] or [1.0]
     limit = result.memory_limit_gib
     y = _closely(f"time of a step, {unit}", times)
     low, high = (10**end for end in y["range"]) if y.get("type") == "log" else y["range"]
     data.append(line(f"limit of memory, {limit:.1f} GiB", [limit] * 2, rounded([low, high]), BLACK, "dash"))
-    x = _closely("peak of reserved memory, GiB", [limit, *(each.peak_reserved_gib for each in drawn)], log=False)
+    x = _closely("peak of reserved memory, GiB", [limit, *(each.gib for each in drawn)], log=False)
     about = f"Time and memory of {len(shown)} plans that were simulated"
     return Plot(data, layout(x, y, hovermode="closest"), about, 460)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forerun.answers.analysis.prediction import Prediction
     from forerun.answers.analysis.reading import Simulation
     from forerun.answers.search.result import SearchResult
+    from forerun.describe.plan.plan import Plan
 
 LOG_FROM = 4.0
 """largest value over smallest, from which a scale is logarithmic"""
@@ -99,9 +100,28 @@ def memory_curve(simulation: Simulation, points: int = 800) -> MemoryCurve:
     )
 
 
-def found_too_large(result: SearchResult) -> list[Prediction]:
-    """Returns the simulated plans that do not fit, in the order of their simulation."""
-    return [each for each in result.outcome.predictions.values() if not each.fits]
+class TimeAndMemory(NamedTuple):
+    """The place of a plan in a plot of time and memory."""
+
+    plan: Plan
+    step_s: float
+    gib: float
+
+
+def time_and_memory(prediction: Prediction) -> TimeAndMemory:
+    """Returns the place of a prediction."""
+    return TimeAndMemory(prediction.own_plan(), prediction.step_time_s, prediction.peak_reserved_gib)
+
+
+def found_too_large(result: SearchResult) -> list[TimeAndMemory]:
+    """Returns the plans whose simulated memory does not fit, in the order of their simulation.
+
+    The time of those that were not run is its lower bound.
+    """
+    outcome = result.outcome
+    run = [time_and_memory(each) for each in outcome.predictions.values() if not each.fits]
+    bounded = ((outcome.unfit[row], least_s) for row, least_s in outcome.least_s().items())
+    return run + [TimeAndMemory(each.plan, least_s, each.peak_reserved_gib) for each, least_s in bounded]
 
 
 def cumulated(values: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -16,6 +16,7 @@ from forerun.interfaces.report.histogram import runtime_histogram
 from forerun.interfaces.report.page import Document, Part
 from forerun.interfaces.report.records import plan_record
 from forerun.interfaces.report.records_of_searches import bin_record
+from forerun.interfaces.report.series import TimeAndMemory, time_and_memory
 from forerun.interfaces.report.wording import choice_words, plan_words
 
 LISTED = 40
@@ -84,24 +85,27 @@ def choice_record(choice: Choice) -> dict[str, Any]:
 def points_record(result: SearchResult) -> dict[str, Any]:
     """Returns every plan's time and memory as columns: simulated ones first, then the least that the others can have.
 
-    A plan that was not simulated has the lower bounds that the search knows.
+    A plan that was not run has the lower bounds that the search knows: both, or that of time where its memory was
+    simulated and does not fit.
     """
     outcome = result.outcome
-    simulated = sorted(outcome.predictions)
+    known = {row: time_and_memory(each) for row, each in outcome.predictions.items()}
+    for row, least_s in outcome.least_s().items():
+        known[row] = TimeAndMemory(outcome.unfit[row].plan, least_s, outcome.unfit[row].peak_reserved_gib)
+    simulated = sorted(known)
     bounded = np.setdiff1d(np.arange(len(outcome.table)), simulated)
     if result.objective == "memory":
         bounded = bounded[:0]  # the bounds of such a search say nothing of time
     bounded = bounded[outcome.bound[bounded] > 0]
     if len(bounded) > MOST_POINTS:
         bounded = bounded[np.argsort(outcome.bound[bounded], kind="stable")][:: -(-len(bounded) // MOST_POINTS)]
-    known = [outcome.predictions[row] for row in simulated]
     return {
         "simulated": {
             "row": simulated,
-            "s": [each.step_time_s for each in known],
-            "gib": [each.peak_reserved_gib for each in known],
-            "fits": [each.fits for each in known],
-            "words": [plan_words(each.own_plan(), with_stack=True) for each in known],
+            "s": [known[row].step_s for row in simulated],
+            "gib": [known[row].gib for row in simulated],
+            "fits": [row in outcome.predictions and outcome.predictions[row].fits for row in simulated],
+            "words": [plan_words(known[row].plan, with_stack=True) for row in simulated],
         },
         "bounded": {
             "row": bounded.tolist(),
@@ -119,10 +123,10 @@ def row_record(result: SearchResult, row: int) -> dict[str, Any]:
     if found is not None:
         return place_record(found, row)
     plan, status = result.outcome.table.plan(row), Status(int(result.outcome.status[row]))
-    memory = result.objective == "memory"
+    memory, needed = result.objective == "memory", result.outcome.unfit.get(row)
     known = {
         "least_s": None if memory else float(result.outcome.bound[row]),
-        "least_gib": float(result.outcome.need_gib[row]),
+        "least_gib": float(result.outcome.need_gib[row]) if needed is None else needed.peak_reserved_gib,
         "reason": result.reason_of(plan),
     }
     words = {"words": plan_words(plan), "stack": plan.stack, "plan": plan_record(plan)}

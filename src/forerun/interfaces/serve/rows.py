@@ -31,6 +31,8 @@ def matching(result: SearchResult, wanted: Mapping[str, object], status: str) ->
     memory = result.objective == "memory"
     for row, found in outcome.predictions.items():
         objective[row] = found.peak_reserved_gib if memory or not found.fits else found.step_time_s
+    for row, needed in outcome.unfit.items():
+        objective[row] = needed.peak_reserved_gib
     place = np.array([2, 2, 0, 3])  # by Status; skipped ones come before those that do not fit
     place[Status.SKIPPED] = 1
     order = np.lexsort((objective[rows], place[outcome.status[rows]]))
