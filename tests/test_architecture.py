@@ -25,7 +25,7 @@ ROOMS = {
         ["admission"],
         ["files", "native", "processes", "content", "records", "own_code"],
         ["jit", "ray_cluster", "toml_files", "parsed_yaml", "array_files", "shown"],
-        ["yaml_files", "workers"],
+        ["yaml_files", "workers", "interned"],
         ["build_ahead"],
         ["shipped"],
     ],

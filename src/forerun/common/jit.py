@@ -18,7 +18,9 @@ from forerun.common.native.library import Mismatch, library
 from forerun.common.native.signatures import RECORDING, record
 
 F = TypeVar("F", bound=Callable[..., object])
-_SHARED = tuple(Path(__file__).parents[1] / package for package in ("core/engine", "core/program", "astrasim/messages"))
+_SHARED = tuple(
+    Path(__file__).parents[1] / package for package in ("common", "core/engine", "core/program", "astrasim/messages")
+)
 """packages whose compiled functions other packages call"""
 
 

@@ -13,7 +13,8 @@ from forerun.astrasim.chakra.schema import UNDECODABLE, AttributeProto
 GROUP_SPELLINGS = ("pg_name", "comm_group")
 DIMENSION_SPELLINGS = ("involve_dims", "involved_dims", "involved_dim")
 """names of the attributes that say who takes part in a collective, the current name first"""
-_PARTICIPANTS = (DIMENSION_SPELLINGS[0], GROUP_SPELLINGS[0], *DIMENSION_SPELLINGS[1:], *GROUP_SPELLINGS[1:])
+PARTICIPANTS = (DIMENSION_SPELLINGS[0], GROUP_SPELLINGS[0], *DIMENSION_SPELLINGS[1:], *GROUP_SPELLINGS[1:])
+"""all of these in order of precedence"""
 _INT64 = 1 << 63
 _TRUE, _FALSE = {"true", "yes"}, {"false", "no", ""}
 
@@ -44,7 +45,7 @@ def participants_attribute(attributes: dict[str, Value]) -> str | None:
 
     Dimensions take precedence over a group, and current names over older ones.
     """
-    return next((name for name in _PARTICIPANTS if attributes.get(name) is not None), None)
+    return next((name for name in PARTICIPANTS if attributes.get(name) is not None), None)
 
 
 def whole_number(value: Value, name: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -199,35 +199,21 @@ class Columns:
             self._lists_tensors &= "inputs" in attributes and "outputs" in attributes
 
     def finish(self, lenient: bool = False) -> RankTrace:
-        """Returns the trace. With `lenient`, control dependencies that can't be met are dropped (see `feasible`).
-
-        Raises ValueError for a repeated node id, and for a dependency on a missing node or on the node itself.
-        """
+        """Returns the trace. Raises ValueError as `rank_trace` does."""
         column = {name: as_numpy(values) for name, values in zip(_NODE_COLUMNS, self._node, strict=True)}
         for (name, (_, default)), values in zip(_COMMUNICATION_COLUMNS.items(), self._communication, strict=True):
             some = as_numpy(values)
             column[name] = np.full(len(self), default, some.dtype)
             column[name][as_numpy(self._communicating)] = some
         data_ptr, ctrl_ptr, input_ptr, output_ptr = (as_numpy(values) for values in self._pointers)
-        rows = NodeRows(column["node_id"])
-        twice = rows.repeated()
-        if len(twice):
-            raise ValueError(f"node {twice[0]}: two nodes have this id; give every node its own")
-        data = _dependencies(rows, as_numpy(self._data), data_ptr, "data")
-        if lenient:
-            ctrl_ptr, ctrl = feasible(data_ptr, data, ctrl_ptr, rows.of(as_numpy(self._ctrl)))
-        else:
-            ctrl = _dependencies(rows, as_numpy(self._ctrl), ctrl_ptr, "control")
         stream, no_tensors = None, np.zeros(len(self) + 1, np.int64)
         if len(self._streams):
             stream = np.full(len(self), -1, np.int32)
             stream[: len(self._streams)] = as_numpy(self._streams)
-        return RankTrace(
+        return rank_trace(
+            Wanted(data_ptr, as_numpy(self._data), ctrl_ptr, as_numpy(self._ctrl)),
+            lenient,
             **{**column, "is_cpu": column["is_cpu"].astype(np.bool_)},
-            data_ptr=data_ptr,
-            data=data,
-            ctrl_ptr=ctrl_ptr,
-            ctrl=ctrl,
             input_ptr=input_ptr if self._with_tensors else no_tensors,
             input_tensor=as_numpy(self._inputs),
             output_ptr=output_ptr if self._with_tensors else no_tensors,
@@ -241,6 +227,34 @@ class Columns:
             stream=stream,
             process_groups=self._process_groups or None,
         )
+
+
+class Wanted(NamedTuple):
+    """The ids of the nodes that each node depends on, as CSR."""
+
+    data_ptr: I64
+    data: npt.NDArray[np.uint64]
+    ctrl_ptr: I64
+    ctrl: npt.NDArray[np.uint64]
+
+
+def rank_trace(wanted: Wanted, lenient: bool, **columns: Any) -> RankTrace:
+    """Returns the trace of these columns. With `lenient`, control dependencies that can't be met are dropped (see
+    `feasible`).
+
+    Raises ValueError for a repeated node id, and for a dependency on a missing node or on the node itself.
+    """
+    rows = NodeRows(columns["node_id"])
+    twice = rows.repeated()
+    if len(twice):
+        raise ValueError(f"node {twice[0]}: two nodes have this id; give every node its own")
+    data_ptr, ctrl_ptr = wanted.data_ptr, wanted.ctrl_ptr
+    data = _dependencies(rows, wanted.data, data_ptr, "data")
+    if lenient:
+        ctrl_ptr, ctrl = feasible(data_ptr, data, ctrl_ptr, rows.of(wanted.ctrl))
+    else:
+        ctrl = _dependencies(rows, wanted.ctrl, ctrl_ptr, "control")
+    return RankTrace(**columns, data_ptr=data_ptr, data=data, ctrl_ptr=ctrl_ptr, ctrl=ctrl)
 
 
 _NODE_COLUMNS = {"node_id": "q", "kind": "b", "is_cpu": "b", "duration_us": "q", "num_ops": "q", "tensor_size": "q"}

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from forerun.astrasim.chakra.columns import AttributeCache, Columns
 from forerun.astrasim.chakra.framing import chunks, messages
 from forerun.astrasim.chakra.json_trace import json_messages
+from forerun.astrasim.chakra.scanned import scanned_rank
 from forerun.astrasim.chakra.schema import UNDECODABLE, GlobalMetadata, Node, RawNode
 from forerun.astrasim.chakra.trace import RankTrace
 from forerun.common.admission import opened
@@ -56,7 +57,31 @@ def read_rank_from(
     cache: AttributeCache | None = None,
     lenient: bool = False,
 ) -> RankTrace:
-    """Does what `read_rank` does with an open file, which errors call `place`; `cache` comes from `new_cache`."""
+    """Does what `read_rank` does with an open file, which errors call `place`; `cache` comes from `new_cache`.
+
+    The scanner reads usual traces. Other ones are read again from their beginning, node by node.
+    """
+    if file.seekable() and not is_json(place):
+        start = file.tell()
+        try:
+            trace = scanned_rank(file, place, names, tensors, lenient)
+        except ValueError as error:
+            raise ForerunError(f"{place}: {error}") from None
+        if trace is not None:
+            return trace
+        file.seek(start)
+    return read_node_by_node(file, place, names, tensors, cache, lenient)
+
+
+def read_node_by_node(
+    file: BinaryIO,
+    place: str,
+    names: bool = False,
+    tensors: bool = True,
+    cache: AttributeCache | None = None,
+    lenient: bool = False,
+) -> RankTrace:
+    """Does what `read_rank_from` does, without the scanner: whatever protobuf reads, and JSON."""
     columns = Columns(names, tensors, cache)
     with collector_paused():
         for node in node_messages(file, place, RawNode):

@@ -42,6 +42,7 @@ _CLASSES = _classes()
 GlobalMetadata: Any = _CLASSES["GlobalMetadata"]
 Node: Any = _CLASSES["Node"]
 AttributeProto: Any = _CLASSES["AttributeProto"]
+IOInfo: Any = _CLASSES["IOInfo"]
 RawNode: Any = _CLASSES["RawNode"]
 """a Node in which each attribute is the bytes of an AttributeProto"""
 UNDECODABLE = (DecodeError, UnicodeDecodeError)

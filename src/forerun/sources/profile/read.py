@@ -8,7 +8,6 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -16,8 +15,9 @@ import numpy as np
 
 from forerun.common.admission import opened, parse_json, unreadable
 from forerun.common.errors import ForerunError
+from forerun.common.interned import Texts
 from forerun.sources.profile.profile import Profile, stated_rank
-from forerun.sources.profile.scan import Extras, Rows, State, Status, Texts, scan_events
+from forerun.sources.profile.scan import Extras, Rows, State, Status, scan_events
 from forerun.sources.profile.scan_values import U8, skip_space, text_end, value_end
 
 _PIECE = 16 << 20
@@ -110,7 +110,7 @@ class _Reader:
             path=self._path,
             rank=0,
             metadata=metadata,
-            texts=self._decoded(),
+            texts=tuple(map(_decoded, self._texts.stored())),
             rows=Rows(*map(np.concatenate, zip(*self._rows, strict=True))),
             extras=Extras(*map(np.concatenate, zip(*self._extras, strict=True))),
             n_events=int(state[State.EVENTS]),
@@ -189,7 +189,7 @@ class _Reader:
                 if len(self._buf) > size:
                     rows, extras = self._room()
             elif status == Status.GROW:
-                self._texts = self._texts.grown(self._state, len(self._buf))
+                self._texts = self._texts.grown(len(self._buf))
             else:
                 self._fail(Status(status), int(self._state[State.FAULT]))
 
@@ -233,11 +233,6 @@ class _Reader:
     def _fail(self, status: Status, pos: int) -> NoReturn:
         event = f", event {self._state[State.EVENTS]}" if self._found_events else ""
         raise ForerunError(f"{self._path}{event}, byte {self._before + pos:,}: {_FAULTS[status]}")
-
-    def _decoded(self) -> tuple[str, ...]:
-        n_texts, used = int(self._state[State.TEXTS]), int(self._state[State.ARENA])
-        whole, ends = self._texts.arena[:used].tobytes(), self._texts.start[: n_texts + 1].tolist()
-        return tuple(_decoded(whole[first:end]) for first, end in pairwise(ends))
 
 
 def _decoded(raw: bytes) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from forerun.common.interned import Texts, intern
 from forerun.common.jit import kernel
 from forerun.sources.profile.event_keys import (
     ARGUMENT_SPELLINGS,
@@ -65,14 +66,12 @@ class State(IntEnum):
     ROWS = 0
     EXTRAS = 1
     EVENTS = 2
-    TEXTS = 3
-    ARENA = 4
-    FRACTIONAL = 5
+    FRACTIONAL = 3
     """1 where a time has a fraction of a microsecond, or an event has none"""
-    WITHOUT_DURATION = 6
-    AFTER_EVENT = 7
+    WITHOUT_DURATION = 4
+    AFTER_EVENT = 5
     """1 between an event and the comma behind it"""
-    FAULT = 8
+    FAULT = 6
     """the place of a fault in the buffer"""
 
 
@@ -120,37 +119,6 @@ class Extras(NamedTuple):
         return cls(np.empty(n_rows, np.int64), np.empty(n_rows, np.int8), np.empty(n_rows, np.float64))
 
 
-class Texts(NamedTuple):
-    """Each text once: its bytes in one array, and an open-addressing table of their hashes."""
-
-    arena: U8
-    start: I64
-    """first byte of each text, and the end of the last one"""
-    hashes: U64
-    slots: I32
-
-    @classmethod
-    def empty(cls, n_bytes: int, n_texts: int) -> Texts:
-        """Returns room for `n_texts` texts (half a power of two) of `n_bytes` together."""
-        return cls(
-            np.empty(n_bytes, np.uint8),
-            np.zeros(n_texts + 1, np.int64),
-            np.empty(n_texts, np.uint64),
-            np.full(2 * n_texts, -1, np.int32),
-        )
-
-    def grown(self, state: I64, n_bytes: int) -> Texts:
-        """Returns the same texts with room for twice as many, and `n_bytes` more."""
-        n_texts, used = int(state[State.TEXTS]), int(state[State.ARENA])
-        room = 2 * len(self.hashes) if 2 * n_texts > len(self.hashes) else len(self.hashes)
-        larger = Texts.empty(used + n_bytes, room)
-        larger.arena[:used] = self.arena[:used]
-        larger.start[: n_texts + 1] = self.start[: n_texts + 1]
-        larger.hashes[:n_texts] = self.hashes[:n_texts]
-        _rehash(n_texts, larger.hashes, larger.slots)
-        return larger
-
-
 _EVENT_HASHES, _EVENT_KEYS = key_table(SPELLINGS)
 _ARG_HASHES, _ARG_KEYS = key_table(ARGUMENT_SPELLINGS)
 _IS_TEXT = np.array([key in TEXT_KEYS for key in Key])
@@ -163,7 +131,7 @@ _MORE, _END, _GROW, _SYNTAX, _NOT_AN_OBJECT = map(
 _BAD_TIME, _BAD_DURATION, _NO_TIME, _NO_NAME, _BAD_TYPE = map(
     int, (Status.BAD_TIME, Status.BAD_DURATION, Status.NO_TIME, Status.NO_NAME, Status.BAD_TYPE)
 )
-_ROWS, _EXTRAS, _EVENTS, _N_TEXTS, _ARENA, _FRACTIONAL, _WITHOUT, _AFTER, _FAULT = map(int, State)
+_ROWS, _EXTRAS, _EVENTS, _FRACTIONAL, _WITHOUT, _AFTER, _FAULT = map(int, State)
 _MEMORY = np.uint64(key_hash(b"[memory]"))
 _QUOTE, _COMMA, _COLON, _OPEN, _CLOSE, _CLOSE_LIST = (ord(c) for c in '",:{}]')
 _X, _I, _N = ord("X"), ord("i"), ord("n")
@@ -188,75 +156,6 @@ def _find_key(buf: U8, first: int, end: int, hashes: U64, fields: I8) -> int:
             return int(fields[slot])
         slot = (slot + 1) & 255
     return -1
-
-
-@kernel
-def _text_hash(buf: U8, first: int, end: int) -> Any:
-    """Hashes eight bytes at a time."""
-    value = np.uint64(end - first) * np.uint64(0x9E3779B97F4A7C15)
-    i = first
-    while i + 8 <= end:
-        word = (
-            np.uint64(buf[i])
-            | np.uint64(buf[i + 1]) << np.uint64(8)
-            | np.uint64(buf[i + 2]) << np.uint64(16)
-            | np.uint64(buf[i + 3]) << np.uint64(24)
-            | np.uint64(buf[i + 4]) << np.uint64(32)
-            | np.uint64(buf[i + 5]) << np.uint64(40)
-            | np.uint64(buf[i + 6]) << np.uint64(48)
-            | np.uint64(buf[i + 7]) << np.uint64(56)
-        )
-        value = (value ^ word) * np.uint64(0x9FB21C651E98DF25)
-        value ^= value >> np.uint64(32)
-        i += 8
-    while i < end:
-        value = (value ^ np.uint64(buf[i])) * np.uint64(0x100000001B3)
-        i += 1
-    return value ^ (value >> np.uint64(29))
-
-
-@kernel
-def _rehash(n_texts: int, hashes: U64, slots: I32) -> None:
-    mask = np.uint64(len(slots) - 1)
-    for number in range(n_texts):
-        slot = np.int64(hashes[number] & mask)
-        while slots[slot] >= 0:
-            slot = (slot + 1) & (len(slots) - 1)
-        slots[slot] = number
-
-
-@kernel
-def _intern(buf: U8, first: int, end: int, texts: Texts, state: I64) -> int:
-    """Returns the number of a text; -1 if there is no room for it."""
-    arena, start, hashes, slots = texts
-    value = _text_hash(buf, first, end)
-    mask = np.uint64(len(slots) - 1)
-    slot = np.int64(value & mask)
-    size = end - first
-    while slots[slot] >= 0:
-        number = slots[slot]
-        at = start[number]
-        if hashes[number] == value and start[number + 1] - at == size:
-            same = True
-            for i in range(size):
-                if arena[at + i] != buf[first + i]:
-                    same = False
-                    break
-            if same:
-                return int(number)
-        slot = (slot + 1) & (len(slots) - 1)
-    number = state[_N_TEXTS]
-    used = state[_ARENA]
-    if number >= len(hashes) or used + size > len(arena):
-        return -1
-    for i in range(size):
-        arena[used + i] = buf[first + i]
-    hashes[number] = value
-    slots[slot] = number
-    start[number + 1] = used + size
-    state[_N_TEXTS] = number + 1
-    state[_ARENA] = used + size
-    return int(number)
 
 
 @kernel
@@ -371,7 +270,7 @@ def scan_events(buf: U8, pos: int, n: int, rows: Rows, extras: Extras, texts: Te
             elif key in (_NAME, _CAT):
                 if not quoted:
                     return begin, _BAD_TYPE
-                number = _intern(buf, first, end, texts, state)
+                number = intern(buf, first, end, texts)
                 if number < 0:
                     return begin, _GROW
                 if key == _NAME:
@@ -382,7 +281,7 @@ def scan_events(buf: U8, pos: int, n: int, rows: Rows, extras: Extras, texts: Te
             elif key in (_PID, _TID):
                 ok, number = (0, 0) if quoted else whole_number(buf, first, end)
                 if ok == 0:
-                    number = _intern(buf, first, end, texts, state)
+                    number = intern(buf, first, end, texts)
                     if number < 0:
                         return begin, _GROW
                     number = TEXT_THREAD - number
@@ -401,7 +300,7 @@ def scan_events(buf: U8, pos: int, n: int, rows: Rows, extras: Extras, texts: Te
                 external = number if ok == 1 else -1
             else:
                 if _IS_TEXT[key]:
-                    ok, real = 1, float(_intern(buf, first, end, texts, state))
+                    ok, real = 1, float(intern(buf, first, end, texts))
                     if real < 0:
                         return begin, _GROW
                 elif _IS_REAL[key]:
