@@ -26,7 +26,7 @@ REFERENCE = "reference_configs_v{}.json"
 _EXPERTS = re.compile(r"\.(experts\.(?!bias|router)|(block_sparse_moe|mlp)\.(input|output)_linear\.)")
 _TOWER = re.compile(
     r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|vision_projection|mm_projector|audio_tower"
-    r"|embed_vision|embed_audio)\."
+    r"|embed_vision|embed_audio|connector|image_newline)(\.|$)"
 )
 _OWN_KV = re.compile(r"layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.")
 _TOP_K = ("num_experts_per_tok", "moe_top_k", "moe_k", "moe_topk", "top_k_experts", "num_experts_per_token")
@@ -38,13 +38,21 @@ _EXPERTS_KEYS = (
 def counted(content: dict[str, Any]) -> dict[str, int]:
     """Returns the counts of the model that transformers builds of a config.json."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSpeechSeq2Seq,
+    )
 
     config = AutoConfig.for_model(**content)
     text = config.get_text_config()
     last: Exception | None = None
-    for maker in (AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM):
-        if hasattr(config, "vision_config") and maker is AutoModelForCausalLM:
+    sequences = (AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq)
+    for maker in (AutoModelForCausalLM, AutoModelForImageTextToText, *sequences):
+        other = hasattr(config, "vision_config") or config.is_encoder_decoder
+        if other and maker is AutoModelForCausalLM:
             continue
         try:
             with torch.device("meta"):
@@ -89,8 +97,11 @@ def _zero_experts(config: Any) -> int:
 
 
 def _unread(name: str, parameter: Any, config: Any) -> int:
-    """Returns the elements that nothing reads: transformers 5 stacks rows for experts without weights too, and
-    transformers 4 makes keys and values in layers of Gemma 3n that read those of others."""
+    """Returns the elements that nothing reads or trains: transformers 5 stacks rows for experts without weights too,
+    transformers 4 makes keys and values in layers of Gemma 3n that read those of others, and Pegasus and Marian keep
+    tables of sines among their parameters."""
+    if config.model_type in ("pegasus", "marian") and name.endswith("embed_positions.weight"):
+        return int(parameter.numel())
     found, shared = _OWN_KV.search(name), getattr(config, "num_kv_shared_layers", None) or 0
     if found and shared and int(found[1]) >= config.num_hidden_layers - shared:
         return int(parameter.numel())

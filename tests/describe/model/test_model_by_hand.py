@@ -46,7 +46,7 @@ BERT = replace(
 )
 
 
-TRUE_BY_DEFAULT = ("causal", "block_norms", "final_norm", "norm_weight", "head_transform_bias")
+TRUE_BY_DEFAULT = ("causal", "key_bias", "block_norms", "final_norm", "norm_weight", "head_transform_bias")
 
 
 def test_a_model_that_states_least_is_a_llama() -> None:

@@ -21,6 +21,8 @@ class Family:
     """classes of Hugging Face transformers that the reader understands"""
     ignored: tuple[str, ...] = ()
     """further keys of its config.json that change neither size nor computation, beside huggingface_keys.yaml"""
+    encodes: bool = False
+    """whether it is an encoder with a decoder"""
 
 
 FAMILIES: dict[str, Family] = {}
@@ -28,11 +30,13 @@ WRAPPERS: dict[str, str] = {}
 """model_type of a language model behind a tower of images or sounds -> that of its `text_config` unless it says so"""
 
 
-def family(model_type: str, *architectures: str, ignored: tuple[str, ...] = ()) -> Callable[[Reader], Reader]:
-    """Makes the decorated function the reader of the config.json of a `model_type`."""
+def family(
+    model_type: str, *architectures: str, ignored: tuple[str, ...] = (), encodes: bool = False
+) -> Callable[[Reader], Reader]:
+    """Makes the decorated function the reader of the config.json of a `model_type`; see Family."""
 
     def register(read: Reader) -> Reader:
-        FAMILIES[model_type] = Family(read, architectures, ignored)
+        FAMILIES[model_type] = Family(read, architectures, ignored, encodes)
         return read
 
     return register

@@ -17,10 +17,21 @@ from forerun.common.errors import at
 from forerun.common.shipped import shipped_data
 from forerun.describe.model.families import FAMILIES, WRAPPERS, Values
 from forerun.describe.model.fields import Fields, read_json
+from forerun.describe.model.huggingface_towers import tower_of
 from forerun.describe.model.meta_device import spec_from_transformers
 from forerun.describe.model.spec import MOST_LAYERS, ModelSpec
 
 CONFIG = "config.json"
+_OF_TOWERS = (
+    "audio_config",
+    "vision_config",
+    "image_token_id",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+    "vision_token_id",
+)
+"""keys that older files have beside those of the language model"""
 _LAYER_KEYS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
@@ -48,12 +59,14 @@ def spec_from_config(config: Fields, name: str) -> ModelSpec:
     if model_type not in FAMILIES and not _wraps(config, model_type):
         return spec_from_transformers(config, name)
     if _wraps(config, model_type):
-        text, tower = _text_config(config, model_type)
-        values, notes = _read(text, _text_type(text, model_type))
+        text = config.section("text_config") or config  # older files have these keys beside those of the tower
+        values, notes = _read(text, _text_type(text, model_type), behind_tower=True)
         if config.stated("tie_word_embeddings"):
             tied = config.flag("tie_word_embeddings")
             values["tied_embeddings"] = tied and text.flag("tie_word_embeddings", tied)
-        notes = (tower, *notes)
+        tower = tower_of(config, model_type, cast(int, values["hidden"]))
+        values["encoder"] = tower
+        notes = notes if tower else (_left_out(config, model_type), *notes)
     else:
         values, notes = _read(config, model_type)
     with at(config.place):
@@ -69,17 +82,10 @@ def _wraps(config: Fields, model_type: str) -> bool:
     return text is not None and text.is_text("model_type") and text.text("model_type") in FAMILIES
 
 
-def _text_config(config: Fields, model_type: str) -> tuple[Fields, str]:
-    """Returns the keys of the language model behind a tower, and the sentence on what is left out.
-
-    Older files have these keys beside those of the tower.
-    """
-    text = config.section("text_config") or config
+def _left_out(config: Fields, model_type: str) -> str:
+    """Returns the sentence on a tower that nothing here reads."""
     left_out = [key for key in ("vision_config", "audio_config") if config.present(key)]
-    return (
-        text,
-        f"{config.place}: the language model of {model_type} alone; left out: {', '.join(left_out) or 'its tower'}",
-    )
+    return f"{config.place}: the language model of {model_type} alone; left out: {', '.join(left_out) or 'its tower'}"
 
 
 def _text_type(text: Fields, wrapper: str) -> str:
@@ -100,22 +106,26 @@ def _rope_theta(config: Fields) -> Values:
     return {"rope_theta": parameters.number("rope_theta")}
 
 
-def _read(config: Fields, model_type: str) -> tuple[Values, tuple[str, ...]]:
-    """Returns the fields of a model, and what its file says that nothing here uses."""
+def _read(config: Fields, model_type: str, behind_tower: bool = False) -> tuple[Values, tuple[str, ...]]:
+    """Returns the fields of a model, and what its file says that nothing here uses.
+
+    Where the model stands behind a tower, `architectures` names the class of both.
+    """
     known = FAMILIES[model_type]
     config.limit(_LAYER_KEYS, MOST_LAYERS, "layers are simulated")
     for architecture in config.items("architectures"):
-        if architecture not in known.architectures:
+        if architecture not in known.architectures and not behind_tower:
             classes = ", ".join(known.architectures)
             raise config.error("architectures", f"has {architecture!r}, which is not known; known: {classes}")
-    config.expect("is_encoder_decoder", False)
+    config.expect("is_encoder_decoder", *{known.encodes, False})
     config.expect("add_cross_attention", False)
     config.expect("tie_encoder_decoder", False)
     config.expect("pruned_heads", {})
     values = known.read(config) | _rope_theta(config)
     said = cast("tuple[str, ...]", values.pop("notes", ()))
     groups: dict[str, dict[str, Any]] = shipped_data(__package__, "huggingface_keys.yaml")
-    unread, listed = config.unread(("model_type", *known.ignored)), []
+    ignored = (*_OF_TOWERS, *known.ignored) if behind_tower else known.ignored
+    unread, listed = config.unread(("model_type", *ignored)), []
     for what, group in groups.items():
         found = [key for key in unread if key in group["keys"]]
         if model_type not in group.get("families", (model_type,)):

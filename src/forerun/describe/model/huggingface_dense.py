@@ -59,6 +59,12 @@ def glm4(config: Fields) -> Values:
     return glm(config) | {"norm_place": "both"}
 
 
+@family("glm4v_text", "Glm4vForConditionalGeneration")
+def glm4v_text(config: Fields) -> Values:
+    """Reads the language model of GLM-4V: GLM-4 of 2025 with biases on queries, keys and values."""
+    return glm4(config) | {"qkv_bias": config.flag("attention_bias", True)}
+
+
 @family("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM")
 def hunyuan(config: Fields) -> Values:
     """Reads Hunyuan: Llama with norms on queries and keys."""

@@ -1,4 +1,4 @@
-"""Models of images or sounds and text: the tower is left out, and `text_config` is the language model behind it."""
+"""Models of images or sounds and text: `text_config` is the language model behind the tower (huggingface_towers)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WRAPPERS |= {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
-    "glm4v": "glm4",
+    "glm4v": "glm4v_text",
     "glm4v_moe": "glm4_moe",
     "idefics3": "llama",
     "internvl": "qwen2",
@@ -28,10 +28,12 @@ WRAPPERS |= {
     "paligemma": "gemma",
     "pixtral": "mistral",
     "qwen2_5_vl": "qwen2",
+    "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_moe",
     "smolvlm": "llama",
+    "voxtral": "llama",
 }

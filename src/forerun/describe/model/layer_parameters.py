@@ -11,8 +11,8 @@ def layer_parameters(spec: ModelSpec, layer: int) -> dict[str, int]:
     """Returns the parameters of layer number `layer` (from 0) by part, for the parts that the layer has.
 
     Parts: attention, scan, norm (every norm of the layer, those inside attention included), norm_gate,
-    shared_block, conv, residual, mlp, router, experts (all of them), shared_experts (with their gate), layer_input,
-    other.
+    cross_attention, shared_block, conv, residual, mlp, router, experts (all of them), shared_experts (with their
+    gate), layer_input, other.
     """
     return kind_parameters(spec.layer(layer))
 
@@ -26,7 +26,7 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
             part: count for part, count in experts.items() if part in ("router", "experts", "shared_experts")
         }
     parts = {
-        "attention": _attention(layer),
+        "attention": 0 if layer.cross_attention == "instead" else _attention(layer),
         "scan": layer.scan.parameters(layer.hidden) if layer.scan else 0,
         "norm": _layer_norms(layer),
         "shared_block": _shared_block(layer),
@@ -37,6 +37,7 @@ def kind_parameters(layer: ModelSpec) -> dict[str, int]:
         "conv": layer.conv_taps * sum(conv_widths(layer)) + _head_convolutions(layer),
         "residual": 4 * layer.hidden * halves(layer) * layer.residual_scales,
         "laurel": 2 * layer.hidden * layer.laurel_rank,
+        "cross_attention": _cross_attention(layer),
         "other": layer.other_parameters,
     }
     if layer.moe:
@@ -81,9 +82,35 @@ def _attention(spec: ModelSpec) -> int:
     return (
         scales
         + _linear(spec.attention_input or spec.hidden, projected_width(spec), spec.qkv_bias)
+        - spec.n_kv_heads * spec.head_dim * (spec.qkv_bias and not spec.key_bias and own_kv(spec) > 0)
         + _linear(read, spec.hidden, spec.out_bias)
         + sinks
     )
+
+
+def memory_width(layer: ModelSpec) -> int:
+    """Returns the width of the encoder's output, which a layer with `cross_attention` reads."""
+    encoder = layer.encoder
+    if encoder is None:
+        return layer.hidden
+    return encoder.projector[-1][1] if encoder.projector else encoder.stack.hidden
+
+
+def cross_elements(layer: ModelSpec) -> tuple[int, int]:
+    """Returns the parameters of a layer's attention to the encoder's output: those that tokens of the sequence
+    multiply, and those of keys and values, which tokens of the encoder's output multiply."""
+    if layer.cross_attention == "none":
+        return 0, 0
+    queries, read = layer.n_heads * layer.head_dim, layer.n_heads * layer.value_dim
+    keys, values = layer.n_kv_heads * layer.head_dim, layer.n_kv_heads * layer.value_dim
+    own = _linear(layer.hidden, queries, layer.qkv_bias) + _linear(read, layer.hidden, layer.out_bias)
+    biases = layer.qkv_bias * (keys * layer.key_bias + values)
+    return own, memory_width(layer) * (keys + values) + biases
+
+
+def _cross_attention(layer: ModelSpec) -> int:
+    """Returns the parameters of a layer's attention to the encoder's output."""
+    return sum(cross_elements(layer))
 
 
 def attention_expert_products(spec: ModelSpec) -> list[tuple[int, int, int]]:
@@ -250,6 +277,7 @@ def _layer_norms(spec: ModelSpec) -> int:
     places = 1 if spec.parallel and spec.shared_norm else halves(spec)
     each = 2 if spec.norm_place == "both" else 1
     beside = bool(spec.layer_input) + bool(spec.laurel_rank)
+    places += spec.cross_attention == "behind"
     count = (spec.block_norms * places * each + beside) * norm_elements(spec, spec.hidden)
     if spec.n_heads and spec.mla:
         count += norm_elements(spec, spec.mla.kv_lora_rank) + norm_elements(spec, spec.mla.q_lora_rank or 0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 
+from forerun.describe.model.encoder import EncoderSpec
 from forerun.describe.model.layer_parameters import (
     block_parameters,
+    cross_elements,
     feed_forward_elements,
     idle_of_attention,
     kind_parameters,
@@ -21,7 +23,7 @@ def outer_parameters(spec: ModelSpec) -> dict[str, int]:
     """Returns the parameters outside the layers by part, for the parts that the model has; a tied head adds no matrix.
 
     Parts: embedding, position_embedding, token_type_embedding, layer_input_table, layer_input_projection, streams,
-    embedding_norm, final_norm, pooler, head_transform, head, mtp.
+    embedding_norm, final_norm, pooler, head_transform, head, mtp, encoder (with its projector).
     """
     hidden, norm, inputs = spec.hidden, norm_elements(spec, spec.hidden), spec.n_layers * spec.layer_input
     parts = {
@@ -37,6 +39,7 @@ def outer_parameters(spec: ModelSpec) -> dict[str, int]:
         "head_transform": spec.head_transform * (hidden * hidden + spec.head_transform_bias * hidden + norm),
         "head": spec.vocab * (hidden * (not spec.tied_embeddings) + spec.head_bias),
         "mtp": spec.mtp_modules * _beside_layer(spec),
+        "encoder": encoder_parameter_count(spec.runs) if spec.runs else 0,
     }
     return {part: count for part, count in parts.items() if count}
 
@@ -46,11 +49,37 @@ def _beside_layer(spec: ModelSpec) -> int:
     return 3 * norm_elements(spec, spec.hidden) + 2 * spec.hidden * spec.hidden
 
 
+def encoder_parameter_count(encoder: EncoderSpec[ModelSpec]) -> int:
+    """Returns the number of the parameters of an encoder and its projector. A table of tokens belongs to the model."""
+    return _stack_parameters(encoder) + _projector_parameters(encoder)
+
+
+def _stack_parameters(encoder: EncoderSpec[ModelSpec]) -> int:
+    stack = encoder.stack
+    outer = outer_parameters(stack)
+    own = sum(outer.get(part, 0) for part in ("position_embedding", "embedding_norm", "final_norm"))
+    stem = sum(n * m + m * encoder.stem_bias for n, m in encoder.stem)
+    return own + stem + _layers_parameters(stack) + encoder.other_parameters
+
+
+def _projector_parameters(encoder: EncoderSpec[ModelSpec]) -> int:
+    products = _projector_products(encoder)
+    norm = encoder.projector_norm * (1 + encoder.projector_norm_bias)
+    return encoder.projectors * (norm + sum(n * m + m * encoder.projector_bias for n, m in products))
+
+
+def _projector_products(encoder: EncoderSpec[ModelSpec]) -> list[tuple[int, int]]:
+    """Returns (columns that are read, rows that are made) of the products of one projector, with that of its gate."""
+    return [*encoder.projector[:1] * encoder.projector_gated, *encoder.projector]
+
+
+def _layers_parameters(spec: ModelSpec) -> int:
+    return sum(n * sum(kind_parameters(layer).values()) for layer, n in layer_counts(spec))
+
+
 def parameter_count(spec: ModelSpec) -> int:
     """Returns the number of all parameters; a tied embedding counts once."""
-    return sum(outer_parameters(spec).values()) + sum(
-        n * sum(kind_parameters(layer).values()) for layer, n in layer_counts(spec)
-    )
+    return sum(outer_parameters(spec).values()) + _layers_parameters(spec)
 
 
 def active_parameter_count(spec: ModelSpec) -> int:
@@ -70,9 +99,13 @@ def active_parameter_count(spec: ModelSpec) -> int:
 @lru_cache(maxsize=256)
 def compute_parameter_count(spec: ModelSpec) -> int:
     """Returns the number of active parameters that multiply: no look-up tables, but the head's matrix, tied or not,
-    once for each token that is predicted, and blocks that layers share as often as they run."""
+    once for each token that is predicted, and blocks that layers share as often as they run.
+
+    It leaves out what tokens of the sequence don't multiply: an encoder, and what layers make of its output.
+    """
     outer = outer_parameters(spec)
-    tables = sum(outer.get(part, 0) for part in _TABLES)
+    tables = sum(outer.get(part, 0) for part in (*_TABLES, "encoder"))
+    tables += sum(n * cross_elements(layer)[1] for layer, n in layer_counts(spec))
     reused = sum(n * block_parameters(layer) for layer, n in layer_counts(spec) if _reuses(layer))
     heads = (spec.tied_embeddings + spec.mtp_modules) * spec.vocab * spec.hidden
     return active_parameter_count(spec) - tables + heads + reused
@@ -86,11 +119,30 @@ def model_flops_per_token(spec: ModelSpec, seq_len: int) -> float:
     Neither causal masks nor sliding windows reduce the attention term, and recomputation does not count.
     Compressed keys count by those that a query reads on average.
     Where keys and values differ in width (latent attention), h is the mean of both over all heads. A recurrence has 3
-    times its forward FLOPs in place of the attention term.
+    times its forward FLOPs in place of the attention term. The FLOPs of an encoder, by its own N, L, h and s, are
+    shared out among the tokens of the sequence.
     """
+    encoder = 0.0 if spec.runs is None else _encoder_flops(spec, spec.runs) / seq_len
+    return 6.0 * compute_parameter_count(spec) + _attention_flops(spec, seq_len) + encoder
+
+
+def _attention_flops(spec: ModelSpec, seq_len: int) -> float:
+    """Returns the FLOPs of both passes of attention and recurrences for one token, without products with weights."""
     pairs = sum(n * _mean_attention_width(layer) * _keys(layer, seq_len) for layer, n in layer_counts(spec))
     scans = sum(n * layer.scan.flops_per_token() for layer, n in layer_counts(spec) if layer.scan)
-    return 6.0 * compute_parameter_count(spec) + 12.0 * pairs + 3.0 * scans
+    return 12.0 * pairs + 3.0 * scans
+
+
+def _encoder_flops(spec: ModelSpec, encoder: EncoderSpec[ModelSpec]) -> float:
+    """Returns the FLOPs of both passes for all inputs of a sample: of the encoder, its projector, and the keys and
+    values that layers of `spec` make of its output. What is frozen runs forward alone."""
+    products = [n * m for n, m in encoder.stem]
+    stem = sum(products) + (encoder.stem_rows - 1) * sum(products[:1])
+    each = 6.0 * (_layers_parameters(encoder.stack) + stem) + _attention_flops(encoder.stack, encoder.tokens)
+    inside = encoder.inputs * encoder.tokens * each * (1 / 3 if encoder.frozen else 1.0)
+    projector = encoder.projectors * sum(n * m for n, m in _projector_products(encoder))
+    read = sum(n * cross_elements(layer)[1] for layer, n in layer_counts(spec))
+    return inside + 6.0 * encoder.out_tokens * (projector + read)
 
 
 def layer_counts(spec: ModelSpec) -> list[tuple[ModelSpec, int]]:
@@ -117,6 +169,9 @@ def _keys(spec: ModelSpec, seq_len: int) -> float:
     ones."""
     if not spec.n_heads:
         return seq_len if spec.shared_block else 0.0
+    if spec.cross_attention != "none":
+        memory = spec.encoder.out_tokens if spec.encoder else 0
+        return memory + seq_len * (spec.cross_attention == "behind")
     if spec.compressed is None:
         return seq_len
     most = spec.indexer.top_k if spec.indexer else None

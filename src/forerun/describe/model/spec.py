@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from forerun.common.errors import ForerunError
 from forerun.describe.model.compressed import CompressedSpec
+from forerun.describe.model.encoder import EncoderSpec
 from forerun.describe.model.scan import ScanSpec
 from forerun.describe.model.shared_block import SharedBlockSpec
 from forerun.describe.model.streams import StreamsSpec
@@ -25,6 +26,7 @@ QkNorm = Literal["head", "all_heads", "plain"]
 LayerChanges = tuple[tuple[str, Any], ...]
 """(field, value) of the fields of ModelSpec in which a layer differs from its model"""
 Position = Literal["rope", "learned", "alibi", "sinusoidal", "none"]
+CrossAttention = Literal["none", "behind", "instead"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,12 @@ class ModelSpec:
     """modules that predict one further token each, behind the last layer: norms of the stream and of the next token's
     embedding, a projection of both, a layer like the last one, a norm, and the model's own head (DeepSeek-V3, arXiv
     2412.19437, section 2.2)"""
+    encoder: EncoderSpec[ModelSpec] | None = None
+    """a second stack of layers, whose output this one reads"""
+    cross_attention: CrossAttention = "none"
+    """an attention to the encoder's output: behind a layer's own attention (T5), or in its place (Llama 3.2 Vision)"""
+    key_bias: bool = True
+    """whether `qkv_bias` gives keys a bias too (Whisper's have none)"""
     layers: tuple[LayerChanges, ...] = ()
     """what each layer changes; a list shorter than `n_layers` repeats"""
     rope_theta: float | None = field(default=None, compare=False)
@@ -324,6 +332,16 @@ class ModelSpec:
         chosen = self.n_heads // max(1, self.n_kv_heads)
         if self.attention_experts and (self.mla or self.compressed or self.attention_experts < chosen):
             raise ForerunError(f"model {self.name}: attention_experts need at least n_heads / n_kv_heads, and no mla")
+        if self.cross_attention != "none" and (not self.n_heads or self.parallel or self.shortcut or self.scan):
+            raise ForerunError(
+                f"model {self.name}: cross_attention needs n_heads, and neither scan, parallel nor shortcut"
+            )
+        joined = self.encoder is not None and self.encoder.joins == "attention"
+        if self.cross_attention != "none" and not (joined and self.runs):
+            raise ForerunError(
+                f"model {self.name}: layers with cross_attention need an encoder with joins: attention, and inputs for"
+                " it in each sample"
+            )
         if self.streams and self.parallel:
             raise ForerunError(f"model {self.name}: several residual streams need halves in turn, not parallel: true")
         if self.pooler_classes and not self.pooler:
@@ -348,6 +366,11 @@ class ModelSpec:
     def ends_share(self) -> bool:
         """Returns whether the last unit reads the embedding's matrix: as its head, or for tokens to predict."""
         return self.tied_embeddings or self.mtp_modules > 0
+
+    @property
+    def runs(self) -> EncoderSpec[ModelSpec] | None:
+        """Returns the encoder if samples have inputs for it."""
+        return self.encoder if self.encoder is not None and self.encoder.inputs else None
 
     @property
     def gated_mlp(self) -> bool:
@@ -420,4 +443,5 @@ def _alone(spec: ModelSpec, changes: LayerChanges, dense: bool) -> ModelSpec:
     """Returns one layer of `spec` with its `changes`; with `dense` it keeps its dense feed-forward."""
     moe = None if dense or spec.moe is None else replace(spec.moe, n_dense_layers=0)
     plain = {"n_layers": 1, "layers": (), "notes": (), "moe": moe, "mtp_modules": 0}
-    return replace(spec, **{**plain, **dict(changes)})
+    layer = replace(spec, **{**plain, **dict(changes)})
+    return layer if layer.cross_attention != "none" or layer.encoder is None else replace(layer, encoder=None)

@@ -1,8 +1,9 @@
 """Reads and writes a ModelSpec as plain fields, as presets and users' own YAML files hold it.
 
 The keys are those of ModelSpec (and of MoESpec under `moe`, MLASpec under `mla`, ScanSpec under `scan`, IndexerSpec
-under `indexer`, CompressedSpec under `compressed`, SharedBlockSpec under `shared_block`). `layers` lists the keys that
-single layers change, with `times` for as many layers in a row; a list that is shorter than `n_layers` repeats.
+under `indexer`, CompressedSpec under `compressed`, SharedBlockSpec under `shared_block`, EncoderSpec under `encoder`,
+with the keys of ModelSpec under its `stack`). `layers` lists the keys that single layers change, with `times` for as
+many layers in a row; a list that is shorter than `n_layers` repeats.
 `n_kv_heads` may be left out where it equals `n_heads`, and `head_dim` where it is hidden / n_heads. Further keys:
 `source`; `parameters`, the published count; `parameters_billion`, a rounded published count, as text with its digits. A
 published count that differs from that of the fields is an error.
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from forerun.common.errors import ForerunError, at
 from forerun.describe.model.compressed import CompressedSpec
+from forerun.describe.model.encoder import EncoderSpec
 from forerun.describe.model.fields import Fields, read_yaml
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.scan import ScanSpec
@@ -28,7 +30,17 @@ from forerun.describe.model.streams import StreamsSpec
 
 _PUBLISHED = ("parameters", "parameters_billion")
 _MOST_PARAMETERS = 10**15
-_Part = ModelSpec | MoESpec | MLASpec | ScanSpec | IndexerSpec | StreamsSpec | CompressedSpec | SharedBlockSpec
+_Part = (
+    ModelSpec
+    | MoESpec
+    | MLASpec
+    | ScanSpec
+    | IndexerSpec
+    | StreamsSpec
+    | CompressedSpec
+    | SharedBlockSpec
+    | EncoderSpec[ModelSpec]
+)
 _OF_THE_MODEL = (
     "name",
     "n_layers",
@@ -38,6 +50,7 @@ _OF_THE_MODEL = (
     "layers",
     "notes",
     "mtp_modules",
+    "encoder",
     "norm",
     "final_norm",
     "streams",
@@ -54,7 +67,7 @@ def load_spec_file(path: Path) -> ModelSpec:
 def read_spec(document: Fields, name: str) -> ModelSpec:
     """Returns the model in `document`. Raises ForerunError for an unknown, missing, mistyped or impossible key."""
     notes = tuple(f"{document.place}: {note}" for note in document.items("notes"))
-    given = {"name": name, "layers": _layers(document), "notes": notes}
+    given = {"name": name, "layers": _layers(document), "notes": notes, "encoder": _encoder(document)}
     values = _values(ModelSpec, document, given | _head_defaults(document))
     document.text("source", "")
     document.finish(_PUBLISHED)
@@ -62,6 +75,26 @@ def read_spec(document: Fields, name: str) -> ModelSpec:
         spec = ModelSpec(**values)
     _check_published_count(document, spec)
     return spec
+
+
+def _encoder(document: Fields) -> EncoderSpec[ModelSpec] | None:
+    """Reads the encoder of a model. Its stack has the model's vocabulary where it reads text, and else none."""
+    section = document.section("encoder")
+    if section is None:
+        return None
+    stack = section.section("stack")
+    if stack is None:
+        raise section.error("stack", "is missing: the encoder's layers, with the keys of a model")
+    reads_text = section.is_text("reads") and section.text("reads") == "text"
+    given: dict[str, Any] = {"name": "encoder", "layers": _layers(stack), "notes": (), "encoder": None}
+    given |= {"causal": stack.flag("causal"), "vocab": document.integer("vocab") if reads_text else 1}
+    given |= _head_defaults(stack)
+    stack_values = _values(ModelSpec, stack, given)
+    stack.finish()
+    with at(section.place):
+        values = _values(EncoderSpec, section, {"stack": ModelSpec(**stack_values)})
+        section.finish()
+        return EncoderSpec(**values)
 
 
 def spec_mapping(spec: _Part) -> dict[str, object]:
@@ -81,8 +114,12 @@ def spec_mapping(spec: _Part) -> dict[str, object]:
 
 def _plain(value: object) -> object:
     """Returns a value of a field as files hold it."""
-    if isinstance(value, get_args(_Part)):
-        return spec_mapping(value)
+    if isinstance(value, EncoderSpec):
+        stack = spec_mapping(value.stack)
+        left_out = {name: stack.pop(name) for name in ("name", "vocab", "causal") if name in stack}
+        return spec_mapping(value) | {"stack": stack | ({} if "causal" in left_out else {"causal": True})}
+    if is_dataclass(value) and not isinstance(value, type):
+        return spec_mapping(cast("_Part", value))
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
