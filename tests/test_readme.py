@@ -19,7 +19,8 @@ OWN_OPTIONS = {
     *("--store", "--executor", "--ray-address", "--workers", "--allocator"),
     *("--kernels", "--tables", "--table-device", "--profile-out", "--network-out", "--source"),
     *("--nproc-per-node", "--no-python"),  # of torchrun
-    *("--launch", "--launch-out", "--scheduler", "--mtp"),
+    *("--launch", "--launch-out", "--scheduler", "--mtp", "--images"),
+    *("--encoder-seq-len", "--freeze-encoder"),
     *("--space", "--headroom", "--pareto", "--pareto-plans", "--why", "--heat", "--pictures"),
     *("--anchor", "--suggest-anchor", "--with-anchor", "--leave-out", "--write"),
     *("--every", "--checkpoint-mode", "--storage", "--outer-steps"),

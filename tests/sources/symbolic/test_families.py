@@ -13,7 +13,8 @@ from forerun.core.program.types import OpKind
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface import spec_from_config
-from forerun.describe.model.parameters import compute_parameter_count, parameter_count
+from forerun.describe.model.layer_parameters import cross_elements, kind_parameters
+from forerun.describe.model.parameters import compute_parameter_count, layer_counts, parameter_count
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.constraints import check_plan, refuse
 from forerun.describe.plan.plan import Plan
@@ -51,24 +52,38 @@ def product_flops(spec: ModelSpec, plan: Plan) -> float:
     return float(program.ops.flops[ops[program.ops.kind[ops] == OpKind.GEMM]].sum())
 
 
+def expected_flops(spec: ModelSpec, tokens: int) -> float:
+    """Returns six FLOPs for each parameter and token that it multiplies, those of an encoder included."""
+    expected, encoder = 6.0 * tokens * compute_parameter_count(spec), spec.runs
+    if encoder is None:
+        return expected
+    inside = sum(n * sum(kind_parameters(layer).values()) for layer, n in layer_counts(encoder.stack))
+    read = sum(n * cross_elements(layer)[1] for layer, n in layer_counts(spec))
+    return expected + 6.0 * (encoder.tokens * inside + encoder.out_tokens * read)
+
+
+def length_of(spec: ModelSpec) -> int:
+    return min(1024, spec.max_positions or 1024)
+
+
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_products_are_six_flops_for_each_active_parameter_and_token(name: str, stack: str) -> None:
-    spec, tokens = spec_of(name), 1024
-    flops = product_flops(spec, Plan(seq_len=tokens, dp_shard=2, stack=stack))
-    assert flops == pytest.approx(6.0 * tokens * compute_parameter_count(spec), rel=0.025)
+    spec = spec_of(name)
+    flops = product_flops(spec, Plan(seq_len=length_of(spec), dp_shard=2, stack=stack))
+    assert flops == pytest.approx(expected_flops(spec, length_of(spec)), rel=0.025)
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_tensor_parallelism_halves_a_family_or_is_refused_in_one_line(name: str) -> None:
-    spec, tokens = spec_of(name), 1024
-    plan = Plan(seq_len=tokens, dp_shard=2, tp=2)
+    spec = spec_of(name)
+    plan = Plan(seq_len=length_of(spec), dp_shard=2, tp=2)
     refusal = refuse(spec, plan, CLUSTER)
     if refusal is not None:
         assert "tp 2" in refusal.reason
         assert "\n" not in refusal.reason
         return
-    assert product_flops(spec, plan) == pytest.approx(3.0 * tokens * compute_parameter_count(spec), rel=0.06)
+    assert product_flops(spec, plan) == pytest.approx(expected_flops(spec, length_of(spec)) / 2, rel=0.06)
 
 
 @pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "mamba2-2.7b", "lfm2-1.2b", "falcon-h1-1.5b"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forerun.describe.model.inputs import unused_encoder
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
@@ -11,11 +12,13 @@ _MUCH_BUBBLE = 0.4
 
 
 def doubts_of_input(model: ModelSpec | LayeredModel, plan: Plan) -> tuple[str, ...]:
-    """Returns a line for each field of the plan that has no effect on the model."""
+    """Returns a line for each field of the plan that has no effect on the model, and for a part that is left out."""
     is_dense = isinstance(model, LayeredModel) or model.moe is None
+    left_out = () if isinstance(model, LayeredModel) else unused_encoder(model)
     if is_dense and plan.expert_imbalance > 1:
-        return (f"expert_imbalance {plan.expert_imbalance:g} changes nothing, as {model.name} has no experts",)
-    return ()
+        line = f"expert_imbalance {plan.expert_imbalance:g} changes nothing, as {model.name} has no experts"
+        return (line, *left_out)
+    return left_out
 
 
 def doubts_of_step(plan: Plan | None, bubble_s: float, step_s: float) -> tuple[str, ...]:

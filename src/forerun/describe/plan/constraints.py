@@ -26,6 +26,7 @@ from forerun.describe.plan.compressed_rules import (
     unsplit_pairs,
     unsplit_pairs_why,
 )
+from forerun.describe.plan.encoder_rules import unfit_encoder, unfit_encoder_why
 from forerun.describe.plan.expert_rules import (
     parted_attention_experts,
     parted_attention_experts_why,
@@ -471,6 +472,7 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("adapters do not fit the parallelism", unfit_adapters, unfit_adapters_why),
     Rule("a loss in chunks does not fit", unfit_loss_chunks, unfit_loss_chunks_why),
     Rule("modules that predict further tokens do not fit", unfit_modules, unfit_modules_why),
+    Rule("an encoder does not fit", unfit_encoder, unfit_encoder_why),
     Rule("packed documents do not fit attention", _documents, _documents_why),
     Rule("a reference model does not fit the parallelism", unfit_reference, unfit_reference_why),
     Rule("optimizer of matrices does not fit the sharding", unfit_optimizer, unfit_optimizer_why),

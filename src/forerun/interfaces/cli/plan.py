@@ -25,8 +25,15 @@ from forerun.describe.plan.plan import Plan
 from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
-from forerun.interfaces.cli.further_tokens import MtpModules, with_modules
 from forerun.interfaces.cli.launch_option import LaunchOptions
+from forerun.interfaces.cli.model_options import (
+    EncoderSeqLen,
+    FreezeEncoder,
+    Images,
+    MtpModules,
+    as_asked,
+    given_of_model,
+)
 from forerun.interfaces.cli.numbers import memory_left, whole_numbers
 from forerun.interfaces.cli.option_groups import given
 from forerun.interfaces.cli.output_option import output_option
@@ -79,6 +86,9 @@ class Subject:
         str | None, typer.Option(metavar="N", help="Sequences of a step over all GPUs; several as with --gpus.")
     ] = None
     mtp: MtpModules = None
+    images: Images = None
+    encoder_seq_len: EncoderSeqLen = None
+    freeze_encoder: FreezeEncoder = False
 
 
 @dataclass(frozen=True)
@@ -194,7 +204,7 @@ def plan(
     model, given_fields = asked.model, asked.fixed
     is_open = "stack" not in given_fields and anchor is None and options.space == "default"
     fixed = with_open_stacks(given_fields, launch.launch) if is_open else given_fields
-    changed = {"--mtp": subject.mtp, "--network": under.network, "--anchor": anchor}
+    changed = {**given_of_model(subject), "--network": under.network, "--anchor": anchor}
     question = Question(
         model,
         where=with_anchor(anchor, model, where, fixed),
@@ -219,7 +229,11 @@ def plan(
         choices=unmeasured_stacks() if is_open and launch.launch is None else (),
         names=(subject.model or model.name, subject.cluster),
         own_plan=asked.own_plan,
-        place="".join(f" {name} {shlex.quote(str(value))}" for name, value in changed.items() if value),
+        place="".join(
+            f" {name}" + (f" {shlex.quote(str(value))}" if value is not True else "")
+            for name, value in changed.items()
+            if value
+        ),
         command=typed(context),
     )
     fits = (range_of_searches if question.is_range else single_search)(question, shown, launch)
@@ -248,7 +262,7 @@ def _asked(subject: Subject, fields: dict[str, Any]) -> _Asked:
         first = (gpus[0] if gpus else None, batches[0] if batches else None)
         of = recipe_question(subject.recipe, subject.model, fields, subject.seq_len, *first)
         return _Asked(
-            with_modules(of.model, subject.mtp),
+            as_asked(of.model, subject),
             of.seq_len,
             gpus or (of.gpus,),
             batches or (of.batch,),
@@ -259,7 +273,7 @@ def _asked(subject: Subject, fields: dict[str, Any]) -> _Asked:
     absent = ", ".join(f"--{name}" for name, value in required.items() if value is None)
     if subject.model is None or subject.seq_len is None or absent:
         raise ForerunError(f"plan: {absent} missing; give it with the model")
-    model = with_modules(load_model(subject.model), subject.mtp)
+    model = as_asked(load_model(subject.model), subject)
     return _Asked(model, subject.seq_len, gpus, batches, fields)
 
 

@@ -37,9 +37,16 @@ from forerun.evidence.fitting.anchor_file import with_stated_rates
 from forerun.interfaces.cli import completion
 from forerun.interfaces.cli.anchor_option import Anchor, with_anchor
 from forerun.interfaces.cli.exit_codes import NOTHING_FITS
-from forerun.interfaces.cli.further_tokens import MtpModules, with_modules
 from forerun.interfaces.cli.launch_option import LaunchOptions
 from forerun.interfaces.cli.loop_options import LoopOptions
+from forerun.interfaces.cli.model_options import (
+    EncoderSeqLen,
+    FreezeEncoder,
+    Images,
+    MtpModules,
+    as_asked,
+    given_of_model,
+)
 from forerun.interfaces.cli.option_groups import given
 from forerun.interfaces.cli.output_option import output_option
 from forerun.interfaces.cli.plan_options import parse, with_plan_options
@@ -111,6 +118,9 @@ class Subject:
         ),
     ] = None
     mtp: MtpModules = None
+    images: Images = None
+    encoder_seq_len: EncoderSeqLen = None
+    freeze_encoder: FreezeEncoder = False
 
 
 @dataclass(frozen=True)
@@ -225,7 +235,7 @@ def predict(
             "global_batch": subject.global_batch,
             "compress_gradients": subject.compress_gradients,
             "outer_steps": subject.outer_steps,
-            "mtp": subject.mtp,
+            **{name.removeprefix("--"): value for name, value in given_of_model(subject).items()},
         }
         of_plan |= {"launch": launch.launch, "recipe": subject.recipe, **given(post)}
         refuse({name: True for name, value in of_plan.items() if value is not None}, _HAS_ITS_PLAN)
@@ -286,13 +296,13 @@ def _described(
         values["seq_len"] = subject.seq_len
     if subject.recipe is None:
         assert subject.model is not None
-        return with_modules(load_any(subject.model), subject.mtp), values, batch, gpus
+        return as_asked(load_any(subject.model), subject), values, batch, gpus
     recipe = read_recipe(subject.recipe)
     spec = recipe.named_model() if subject.model is None else load_any(subject.model)
     if isinstance(spec, LayeredModel):
         raise ForerunError(f"--recipe {recipe.place}: {spec.name} is given layer by layer; choose a transformer")
     values, batch, gpus = recipe.under(values, batch, gpus)
-    return with_modules(recipe.noted(spec) if subject.model else spec, subject.mtp), values, batch, gpus
+    return as_asked(recipe.noted(spec) if subject.model else spec, subject), values, batch, gpus
 
 
 def _gains_of_program(program: Path, where: Cluster, simulation: Simulation, under: Conditions) -> tuple[WhatIf, ...]:

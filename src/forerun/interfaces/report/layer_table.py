@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from forerun.common.units import GIGA
+from forerun.describe.model.inputs import unused_encoder
 from forerun.describe.model.layer_parameters import kind_parameters
 from forerun.describe.model.layered import MB, LayeredModel
 from forerun.describe.model.parameters import active_parameter_count, layer_counts, outer_parameters, parameter_count
@@ -88,7 +89,7 @@ def model_record(model: ModelSpec | LayeredModel) -> dict[str, object]:
             "parameters": parameter_count(model),
             "active_parameters": active_parameter_count(model),
             "parts": parts,
-            "notes": list(model.notes),
+            "notes": [*model.notes, *unused_encoder(model)],
         }
     return {
         "model": model.name,
@@ -133,5 +134,6 @@ def print_model(out: Console, model: ModelSpec | LayeredModel) -> None:
 
 
 def _print_notes(out: Console, model: ModelSpec | LayeredModel) -> None:
-    for note in model.notes:
+    left_out = unused_encoder(model) if isinstance(model, ModelSpec) else ()
+    for note in (*model.notes, *left_out):
         out.print(Text(note), soft_wrap=True)

@@ -20,7 +20,7 @@ def attention(section: Section, x: str, y: str, module: int) -> None:
     context = section.kernels.plan.cp
     form = attention_kernel(kernel_name(section)).form
     if form == "products":
-        _naive(section, module)
+        attention_products(section, query_names(section), section.kernels.plan.seq_len, module)
     elif form == "operations":
         _unfused_flex(section, module)
     elif context == 1:
@@ -95,14 +95,14 @@ def _unfused_flex(section: Section, module: int) -> None:
     section.tape.add(unfused_flex(kernels, sizes, reads, makes, module))
 
 
-def _naive(section: Section, module: int) -> None:
-    """Writes two batched matrix products around a materialised softmax (no flash kernel)."""
+def attention_products(section: Section, tensors: tuple[str, str, str], keys: int, module: int) -> None:
+    """Writes two batched matrix products around a materialised softmax (no flash kernel) over so many keys; `tensors`
+    are the queries, keys and values."""
     kernels, s, stack, plan = section.kernels, section.kernels.shapes, section.kernels.stack, section.kernels.plan
     batch = plan.micro_batch * s.heads
-    keys = plan.seq_len
     scores = batch * s.seq * keys
     score_bytes = scores * s.act_bytes
-    reads = tuple(dict.fromkeys(query_names(section)))
+    reads = tuple(dict.fromkeys(tensors))
     gemm = kernels.ops.gemm
     dtype = kernels.wide_dtype
 

@@ -18,7 +18,7 @@ def kernel_name(section: Section) -> str:
     return kernels.stack.attention_kernel(kernels.plan.attention, kernels.architecture)
 
 
-def _kind(section: Section) -> str:
+def kernel_kind(section: Section) -> str:
     """Returns the kind of the fused kernel: `attention`, or `core` where checkpointing by operation drops it."""
     unknown = kernel_name(section) in section.kernels.stack.op_policy_misses
     return "core" if unknown else "attention"
@@ -87,5 +87,5 @@ def kernel_tape_op(section: Section, forward: list[Stage], backward: list[Stage]
     """Returns the operation of fused attention that runs these kernels (and transfers) in either direction."""
     reads, makes = kernel_tensors(section)
     saves = (*reads, *(name for name, _ in makes))
-    kind = _kind(section)
+    kind = kernel_kind(section)
     return TapeOp("attention.kernel", kind, module, forward, backward, reads=reads, saves=saves, makes=makes)

@@ -66,7 +66,7 @@ class _Builder:
         self.parallel = DataParallel(self.kernels)
         self.blocks = Blocks()
         self.split, self.reshards = plan.splits_backward, plan.reshards
-        self.first, self.last = staged.stages[0][0][0], staged.stages[-1][-1][0]
+        self.first, self.last = staged.first, staged.stages[-1][-1][0]
         self._parts: dict[int, tuple[Any, ...]] = {}
         """what the parts of a unit share: all fields of Part after its layer"""
         self._exchanging: dict[int, bool] = {}
@@ -92,7 +92,9 @@ class _Builder:
             pieces = [tuple(map(self.blocks.add, some)) for some in (unit.forward_pieces, unit.backward_pieces)]
             sizes = gathered_bytes(self.plan, unit.weights), unit.weights.gradients
             around = (*self._arounds(unit), *self._scoring(unit))
-            found = self._parts[id(unit)] = (*sizes, *passes, *moved, *pieces, *around)
+            joined = self.root is not None and (unit is self.first or unit is self.last)
+            alone = not joined and unit.weights.held > 0
+            found = self._parts[id(unit)] = (*sizes, *passes, *moved, *pieces, *around, alone)
         return Part(unit, layer, *found)
 
     def _arounds(self, unit: Unit) -> tuple[Around, Around, Around | None, Around | None]:
@@ -130,10 +132,6 @@ class _Builder:
         unit, size = replace(last, name="root", weights=weights), gathered_bytes(self.plan, weights)
         none = (-1, -1, -1, -1, -1, (), ())
         return Part(unit, -1, size, weights.gradients, *none, around, around, around, around)
-
-    def _alone(self, part: Part) -> bool:
-        """Says whether a unit is gathered and reduced by itself, not as a part of the root unit."""
-        return self.root is None or not (part.unit is self.first or part.unit is self.last)
 
     # -- steps of one rank -------------------------------------------------------------------------------------
 
@@ -296,12 +294,12 @@ class _Builder:
 
     def _forward(self, steps: Steps, parts: list[Part], first: bool) -> None:
         gathers = self.parallel.fsdp and (first or not self.plan.gathers_once)
-        apart = [part for part in parts if self._alone(part)]
+        apart = [part for part in parts if part.alone]
         if gathers and self.root is not None:
             self._gather(steps, self.root)
             self._open(steps, self.root, "open")
         for part in parts:
-            alone = gathers and self._alone(part)
+            alone = gathers and part.alone
             if alone:
                 self._gather(steps, part)
                 self._open(steps, part, "open" if part is not apart[-1] else "open_last")
@@ -347,10 +345,10 @@ class _Builder:
         regather = self.parallel.fsdp and self.reshards
         backward = parts[::-1]
         held = bool(backward) and backward[0].unit is self.last  # the forward pass has left it gathered
-        waiting = [part for part in backward[held:] if self._alone(part) and part.again is not None] if regather else []
+        waiting = [part for part in backward[held:] if part.alone and part.again is not None] if regather else []
         for i, part in enumerate(backward):
             loss = held and i == 0  # FSDP gathers nothing before the loss has its gradient
-            alone = self._alone(part)
+            alone = part.alone
             if regather and alone and not loss and part.again is not None:
                 if steps.gathers == steps.opens:  # no gather was issued ahead
                     self._gather_again(steps, waiting.pop(0))

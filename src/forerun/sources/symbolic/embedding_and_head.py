@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forerun.core.program.types import Category, Collective, Stream
-from forerun.sources.symbolic.kernels import TransformerKernels
+from forerun.sources.symbolic.kernels import ENCODED, TransformerKernels
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.products import Product
 from forerun.sources.symbolic.shapes import ceil_div
@@ -19,7 +19,9 @@ def embedding_section(kernels: TransformerKernels) -> Section:
     s, model = kernels.shapes, kernels.model
     section = Section(kernels, Tape([], kernels.marker), Weights())
     weights = section.weights
-    weights.matrices.append(s.vocab * s.hidden)
+    shared = model.runs is not None and model.runs.reads == "text"
+    table = s.vocab * s.hidden
+    weights.matrices += [table] * (not shared)
     if model.position == "learned":
         weights.matrices.append(model.max_positions * s.hidden)
     if model.token_types:
@@ -28,16 +30,32 @@ def embedding_section(kernels: TransformerKernels) -> Section:
     if inputs:
         weights.matrices.append(ceil_div(model.layer_input_vocab, kernels.plan.tp) * inputs)
     weights.wide = sum(weights.matrices)
-    if kernels.stack.dtensor:  # every rank makes the gradient of the whole table, then takes its part
-        weights.beyond = (kernels.plan.tp - 1) * s.vocab * s.hidden
+    if kernels.stack.dtensor and not shared:  # every rank makes the gradient of the whole table, then takes its part
+        weights.beyond = (kernels.plan.tp - 1) * table
     lookups = 1 + (model.position == "learned") + bool(model.token_types)
     lookup(section, ("x", 0), lookups * s.hidden + inputs, sum(weights.matrices) + weights.beyond)
+    if shared:  # it adds to the gradient that the encoder's own look-up makes
+        section.tape.ops[-1].scratch_bytes = table * kernels.grad_bytes
     if inputs:
         _layer_inputs(section, inputs)
+    x = "x"
+    if model.runs is not None and model.runs.joins == "sequence":
+        x = _joined_inputs(section, model.runs.out_tokens)
     if model.embedding_norm:
-        section.norm("embedding.norm", "x", "x.normed", s.tokens_sp, EMBEDDING)
-    opened(section, "x.normed" if model.embedding_norm else "x", EMBEDDING)
+        section.norm("embedding.norm", x, "x.normed", s.tokens_sp, EMBEDDING)
+    opened(section, "x.normed" if model.embedding_norm else x, EMBEDDING)
     return section
+
+
+def _joined_inputs(section: Section, tokens: int) -> str:
+    """Writes the encoder's output of `tokens` for each sequence over the embeddings in its place; returns the name of
+    the result, a copy of all embeddings (masked_scatter)."""
+    kernels, s, y = section.kernels, section.kernels.shapes, "x.joined"
+    size = ceil_div(kernels.plan.micro_batch * tokens * s.tokens_sp, s.tokens) * s.hidden * s.act_bytes
+    section.tape.inputs = ((ENCODED, size),)
+    elements = s.tokens_sp * s.hidden
+    section.pointwise("embedding.join", "copy", elements, "composed", ("x", ENCODED), ((y, 0),), module=EMBEDDING)
+    return y
 
 
 def lookup(section: Section, made: tuple[str, int], width: int, elements: int) -> None:

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count
+from itertools import chain, count, repeat
 
-from forerun.core.program.types import Block, Category
+from forerun.core.program.builder import BlockBuilder
+from forerun.core.program.types import Block, Category, Phase
+from forerun.describe.model.encoder import EncoderSpec
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.embedding_and_head import embedding_section
+from forerun.sources.symbolic.encoder import encoder_layer, input_section, output_section
 from forerun.sources.symbolic.further_tokens import heads_section
 from forerun.sources.symbolic.kernels import PlanKernels, TransformerKernels
 from forerun.sources.symbolic.layer import layer_section
@@ -74,13 +77,22 @@ class Unit:
 
 
 UnitKind = int
-"""Number of a distinct unit of a model: EMBEDDING, HEAD, then two for each distinct layer (`layer_unit`)."""
+"""Number of a distinct unit of a model: EMBEDDING, HEAD, then two for each distinct layer (`layer_unit`).
+
+Where samples have inputs for an encoder, its input, its output, and two for each of its distinct layers follow.
+"""
 EMBEDDING: UnitKind = 0
 HEAD: UnitKind = 1
 
 
 def n_unit_kinds(model: ModelSpec) -> int:
     """Returns the number of distinct units of `model`."""
+    inside = 0 if model.runs is None else 2 + 2 * len(model.runs.stack.kinds)
+    return _n_own_kinds(model) + inside
+
+
+def _n_own_kinds(model: ModelSpec) -> int:
+    """Returns the number of distinct units of `model` without those of an encoder."""
     return 2 + 2 * len(model.kinds)
 
 
@@ -103,8 +115,10 @@ class Staged:
     kernels: PlanKernels
     stages: list[list[tuple[Unit, int]]]
     """units of every stage in model order, each with its layer number"""
+    first: Unit
+    """the unit that holds the table of tokens, or the first layer"""
     tied: bool = False
-    """whether the first and the last unit share a matrix of `kernels.tied_elements`, listed last in both"""
+    """whether `first` and the last unit share a matrix of `kernels.tied_elements`, listed last in both"""
     opening: Block | None = None
     """runs before the first forward pass of a step"""
 
@@ -118,9 +132,18 @@ def staged_kinds(model: ModelSpec, plan: Plan, stack: Stack) -> list[list[UnitKi
     for n in stage_layers(model, plan, stack):
         stages.append([layer_kind(model, plan, number) for number in range(layer, layer + n)])
         layer += n
-    stages[0].insert(0, EMBEDDING)
+    stages[0][:0] = [*_encoder_kinds(model, plan), EMBEDDING]
     stages[-1].append(HEAD)
     return stages * plan.stage_copies
+
+
+def _encoder_kinds(model: ModelSpec, plan: Plan) -> list[UnitKind]:
+    """Returns the kinds of units of the encoder, from its input to its output; none without one."""
+    if model.runs is None:
+        return []
+    stack, first = model.runs.stack, _n_own_kinds(model)
+    layers = [first + layer_kind(stack, plan, number) for number in range(stack.n_layers)]
+    return [first + EMBEDDING, *layers, first + HEAD]
 
 
 def layer_kind(model: ModelSpec, plan: Plan, layer: int) -> UnitKind:
@@ -132,36 +155,56 @@ def layer_kind(model: ModelSpec, plan: Plan, layer: int) -> UnitKind:
 def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
     """Returns the units of a transformer's stages; with `split` weight gradients are separate blocks."""
     units, model = build_units(kernels, split), kernels.model
-    numbers = count(-1)  # the embedding has layer number -1
-    kinds = staged_kinds(model, kernels.plan, kernels.stack)
-    stages = [
-        list(zip([units[kind] for kind in stage], numbers, strict=False))
-        for stage in kinds[: kernels.plan.distinct_stages]
-    ]
-    return Staged(kernels, stages * kernels.plan.stage_copies, model.ends_share)
+    kinds = staged_kinds(model, kernels.plan, kernels.stack)[: kernels.plan.distinct_stages]
+    before = kinds[0].index(EMBEDDING)
+    numbers = chain(repeat(-1, before), count(-1))  # the embedding and the encoder before it have layer number -1
+    stages = [list(zip([units[kind] for kind in stage], numbers, strict=False)) for stage in kinds]
+    table = kinds[0][0] if model.runs is not None and model.runs.reads == "text" else EMBEDDING
+    return Staged(kernels, stages * kernels.plan.stage_copies, units[table], model.ends_share)
 
 
 def build_units(kernels: TransformerKernels, split: bool) -> Units:
     """Returns every distinct unit with its blocks; with `split` weight gradients are separate blocks."""
-    model, plan = kernels.model, kernels.plan
-    units: Units = {}
-    checkpointing = plan.activation_checkpointing != "none"
-    names = Counter[str]()
-    for number, layer in enumerate(model.kinds):
-        here, name = kernels.of_layer(layer), "moe_layer" if layer.moe else "layer"
-        names[name] += 1
-        name += f"_{names[name]}" if names[name] > 1 else ""
-        own = _section_unit(name, layer_section(here, checkpointing), split)
-        unit = plain = _with_reference(here, own, partial(layer_section, checkpointed=False))
-        if checkpointing and plan.checkpoint_every > 1:
-            plain = _section_unit(name + ".plain", layer_section(here, False), split)
-            plain = replace(plain, reference=unit.reference)
-        units |= {layer_unit(number, False): unit, layer_unit(number, True): plain}
+    units = _layer_units(kernels, layer_section, "", split)
     outside = ((EMBEDDING, "embedding", embedding_section), (HEAD, "head", heads_section))
     for kind, name, made in outside:
         section = made(kernels)
         section.freeze()
         units[kind] = _with_reference(kernels, _section_unit(name, section, split), made)
+    if kernels.encoder is not None:
+        first = _n_own_kinds(kernels.model)
+        units |= {first + kind: unit for kind, unit in _encoder_units(kernels, kernels.encoder, split).items()}
+    return units
+
+
+def _layer_units(
+    kernels: TransformerKernels, made: Callable[[TransformerKernels, bool], Section], prefix: str, split: bool
+) -> Units:
+    """Returns the units of the layers of `kernels.model`; `made` writes the section of one, checkpointed or not."""
+    units: Units = {}
+    plan, names = kernels.plan, Counter[str]()
+    checkpointing = plan.activation_checkpointing != "none"
+    for number, layer in enumerate(kernels.model.kinds):
+        here, name = kernels.of_layer(layer), prefix + ("moe_layer" if layer.moe else "layer")
+        names[name] += 1
+        name += f"_{names[name]}" if names[name] > 1 else ""
+        own = _section_unit(name, made(here, checkpointing), split)
+        unit = plain = _with_reference(here, own, lambda kernels: made(kernels, False))
+        if checkpointing and plan.checkpoint_every > 1:
+            plain = _section_unit(name + ".plain", made(here, False), split)
+            plain = replace(plain, reference=unit.reference)
+        units |= {layer_unit(number, False): unit, layer_unit(number, True): plain}
+    return units
+
+
+def _encoder_units(kernels: TransformerKernels, encoder: EncoderSpec[ModelSpec], split: bool) -> Units:
+    """Returns the units of an encoder, numbered as those of a model."""
+    inside = kernels.of_encoder()
+    behind = copy(inside)
+    behind.scores = kernels.scores or kernels.plan.lora_rank > 0  # the projector of a frozen encoder is trained
+    units = _layer_units(inside, encoder_layer, "encoder.", split)
+    units[EMBEDDING] = _section_unit("encoder.input", input_section(inside, encoder), split)
+    units[HEAD] = _section_unit("encoder.output", output_section(behind, encoder), split)
     return units
 
 
@@ -177,6 +220,8 @@ def _with_reference(kernels: TransformerKernels, unit: Unit, made: Callable[[Tra
 
 def _section_unit(name: str, section: Section, split: bool) -> Unit:
     kernels = section.kernels
+    if kernels.scores:
+        return _frozen_unit(name, section, split)
     gathering = parametrized(section, not kernels.whole_graph) if kernels.stack.parametrized else None
     unit = tape_unit(name, section.tape, section.weights, split, gathering)
     if not kernels.plan.expert_overlap:
@@ -184,6 +229,18 @@ def _section_unit(name: str, section: Section, split: bool) -> Unit:
     backward = backward_block(section.tape, late=True)[0].build(unit.backward.name)
     forward_pieces, backward_pieces = cut(unit.forward, FORWARD_EXCHANGE), cut(backward, BACKWARD_EXCHANGE)
     return replace(unit, forward_pieces=tuple(forward_pieces), backward_pieces=tuple(backward_pieces))
+
+
+def _frozen_unit(name: str, section: Section, split: bool) -> Unit:
+    """Returns the unit of a section of which nothing is trained: its parameters serve the forward pass alone."""
+    forward, nothing = forward_block(section.tape, keeps=False).build(name + ".forward"), BlockBuilder()
+    nothing.node(section.tape.marker, phase=Phase.BACKWARD)
+    backward = nothing.build(name + ".backward")
+    gathering = Gathering(Weights(), Weights(), once=section.weights)
+    unit = Unit(name, section.weights, forward, backward, backward if split else None, gathering=gathering)
+    if not section.kernels.plan.expert_overlap:
+        return unit
+    return replace(unit, forward_pieces=(forward,), backward_pieces=(backward,))
 
 
 def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False, gathering: Gathering | None = None) -> Unit:
@@ -222,4 +279,5 @@ def parametrized(section: Section, eager: bool) -> Gathering:
             stays = stay[size] > 0 or (eager and not inside)
             stay[size] -= 1
             getattr(held if stays else again, kind).append(size)
-    return Gathering(held, again, once=Weights())
+    frozen = Weights(frozen=weights.frozen, frozen_wide=weights.frozen_wide, frozen_experts=weights.frozen_experts)
+    return Gathering(held, again, once=frozen)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -23,6 +24,10 @@ from forerun.sources.symbolic.tape import Stage, on_compute
 
 MODULES = ("embedding", "layer.attention_norm", "layer.attention", "layer.ffn_norm", "layer.ffn", "head", "optimizer")
 """modules of a transformer, to which nodes count"""
+ENCODER = len(MODULES) - 1
+"""number of the module of an encoder, which a model that has one counts before the optimizer"""
+ENCODED = "encoded"
+"""the encoder's output, which the embedding or layers with `cross_attention` read"""
 
 
 def _patterns() -> dict[str, dict[str, Any]]:
@@ -243,7 +248,9 @@ class TransformerKernels(PlanKernels):
         self.shapes = shapes = Shapes.of(model, plan, stack)
         self._border_share = plan.tp if plan.sequence_parallel or stack.p2p_scatter else 1
         row = shapes.hidden * (model.streams.count if model.streams else 1) * shapes.act_bytes
-        super().__init__(plan, stack, groups, MODULES, shapes.tokens * row // self._border_share)
+        self.encoder = model.runs
+        modules = MODULES if self.encoder is None else (*MODULES[:-1], "encoder", *MODULES[-1:])
+        super().__init__(plan, stack, groups, modules, shapes.tokens * row // self._border_share)
         self.tied_elements = shapes.vocab * shapes.hidden
         self.scores = False
         """whether the kernels are those of a reference model, which runs forward passes without adapters"""
@@ -272,6 +279,30 @@ class TransformerKernels(PlanKernels):
         """Returns the same kernels and op table for the reference model."""
         found = copy(self)
         found.scores = True
+        return found
+
+    def of_encoder(self) -> TransformerKernels:
+        """Returns the same kernels and op table for the layers of the encoder, on micro batches of its inputs.
+
+        Those of a frozen encoder run forward alone, as a reference model's do; so do those of all encoders where the
+        plan trains adapters of the language model.
+        """
+        encoder = self.encoder
+        assert encoder is not None
+        found = self._on(self.plan.micro_batch * encoder.inputs, encoder.tokens, encoder.stack)
+        found.scores = self.scores or encoder.frozen or self.plan.lora_rank > 0
+        return found
+
+    def of_encoded(self) -> TransformerKernels:
+        """Returns the same kernels and op table on the tokens of the encoder's output."""
+        assert self.encoder is not None
+        return self._on(self.plan.micro_batch, self.encoder.out_tokens, self.model)
+
+    def _on(self, micro_batch: int, seq_len: int, model: ModelSpec) -> TransformerKernels:
+        """Returns the same kernels and op table for `model` on `micro_batch` sequences of `seq_len` tokens."""
+        found = copy(self)
+        found.plan = replace(self.plan, micro_batch=micro_batch, seq_len=seq_len)
+        found.model, found.shapes = model, Shapes.of(model, found.plan, self.stack)
         return found
 
     def of_layer(self, layer: ModelSpec) -> TransformerKernels:

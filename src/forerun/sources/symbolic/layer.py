@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from forerun.sources.symbolic.attention import attention
 from forerun.sources.symbolic.checkpoints import settle_activations
+from forerun.sources.symbolic.cross_attention import cross_attention
 from forerun.sources.symbolic.expert import experts, routed_experts
 from forerun.sources.symbolic.feed_forward import feed_forward
-from forerun.sources.symbolic.kernels import TransformerKernels
+from forerun.sources.symbolic.kernels import ENCODED, TransformerKernels
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.products import ATTENTION, ATTENTION_NORM, FFN, FFN_NORM, Product
 from forerun.sources.symbolic.queries_keys_values import SHARED
@@ -22,6 +23,7 @@ def layer_section(kernels: TransformerKernels, checkpointed: bool) -> Section:
     model = kernels.model
     shared = [(name, 0) for name in SHARED] if model.shared_kv else []
     shared += [(EMBEDDED, 0)] if model.shared_block else []
+    shared += [(ENCODED, 0)] if model.cross_attention != "none" else []
     section = Section(kernels, Tape([], kernels.marker), Weights())
     section.tape.inputs = (("x", stream_bytes(section)), *shared)
     write_layer(section)
@@ -57,6 +59,8 @@ def _halves_in_turn(section: Section) -> None:
         if model.laurel_rank:
             _laurel_sum(section, mixed, after)
         stream = after
+    if model.cross_attention == "behind":
+        stream = _cross_half(section, stream)
     if model.has_feed_forward:
         branch = _half(section, stream, FFN)
         after_half(section, "ffn_residual", stream, branch, ends[-1], FFN)
@@ -64,6 +68,16 @@ def _halves_in_turn(section: Section) -> None:
         after_layer(section, start, ends.pop(), ends[-1], FFN)
     if model.layer_input:
         _layer_input(section, ends.pop(), ends[-1])
+
+
+def _cross_half(section: Section, stream: str) -> str:
+    """Writes the norms and the attention to the encoder's output behind the mixer; returns the stream behind them."""
+    section.tape.rename("self.", (stream,))
+    inside = _normed(section, stream, ATTENTION)
+    cross_attention(section, inside, "cross.y", ATTENTION)
+    branch = _normed_branch(section, "cross.y", ATTENTION)
+    after_half(section, "cross_residual", stream, branch, "cross.h", ATTENTION)
+    return "cross.h"
 
 
 def _laurel(section: Section, x: str) -> None:
@@ -183,6 +197,9 @@ def _normed_branch(section: Section, branch: str, half: int) -> str:
 def _mixer(section: Section, x: str) -> str:
     """Writes the attention, the recurrence, or both side by side; returns the name of what they give."""
     model = section.kernels.model
+    if model.cross_attention == "instead":
+        cross_attention(section, x, "attention.y", ATTENTION)
+        return "attention.y"
     if model.scan is None:
         attention(section, x, "attention.y", ATTENTION)
         return "attention.y"

@@ -42,7 +42,7 @@ def staged_layers(
         settle_activations(kernels, writer.tape, checkpointed)
         parts.append((tape_unit(_unit_name(model, layers), writer.tape, writer.weights), number))
         held = writer.tape.kept
-    return Staged(kernels, [parts], opening=_broadcast_buffers(kernels))
+    return Staged(kernels, [parts], parts[0][0], opening=_broadcast_buffers(kernels))
 
 
 def _unit_name(model: LayeredModel, layers: Sequence[int]) -> str:

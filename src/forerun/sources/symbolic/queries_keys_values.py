@@ -69,6 +69,16 @@ def _projections(section: Section, x: str, module: int) -> None:
         outs = [*outs[: 1 + own], *([("attention.gate_in", "gate", q)] if gates else [])]
         outs += _further_products(section)
         section.column("attention.qkv", x, hidden, outs, kernels.model.qkv_bias, module)
+    if kernels.model.qkv_bias and not kernels.model.key_bias and own:
+        _drop_key_bias(section.weights.vectors, len(outs), k)
+
+
+def _drop_key_bias(vectors: list[int], outs: int, width: int) -> None:
+    """Removes the bias of keys of `width` from those of the last `outs` products: of one for all, or of the second."""
+    if vectors[-outs] > width:
+        vectors[-outs] -= width
+    else:
+        del vectors[1 - outs]
 
 
 def _further_products(section: Section) -> list[tuple[str, str, int]]:

@@ -81,6 +81,8 @@ class Part:
     """block of the reference model's forward pass"""
     around_reference: Around | None = None
     """around the parameters of the reference model"""
+    alone: bool = True
+    """whether it is gathered and reduced by itself: it has parameters, and is no part of the root unit"""
 
 
 @dataclass(slots=True)

@@ -78,7 +78,7 @@ def _weights_by_rank(staged: Staged, plan: Plan) -> list[list[Weights]]:
     ranks = []
     for rank in range(plan.pp):
         units = [unit for stage in rank_stages(plan, rank) for unit, _ in staged.stages[stage]]
-        tied = staged.tied and len(units) > 1 and units[0] is staged.stages[0][0][0]
+        tied = staged.tied and len(units) > 1 and any(unit is staged.first for unit in units)
         weights = [unit.weights for unit in units]
         if tied and units[-1] is staged.stages[-1][-1][0]:
             last = weights[-1] = Weights.joined(weights[-1:])

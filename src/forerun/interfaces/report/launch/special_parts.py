@@ -12,6 +12,7 @@ def special_parts(model: ModelSpec) -> list[tuple[bool, str]]:
     """Returns whether `model` has each of these parts, and the part in words."""
     return [
         (model.scan is not None or any(kind.scan for kind in model.kinds), "recurrences"),
+        (model.runs is not None, "an encoder, or a tower of images or sounds"),
         (bool(model.layers), "layers that differ from each other beyond dense first layers"),
         (model.attention_chunk is not None, "chunked attention"),
         (model.sinks, "attention sinks"),

@@ -1,0 +1,96 @@
+"""Options of commands that change the model: further tokens to predict, images or sounds of a sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Protocol, TypeVar, cast
+
+import typer
+
+from forerun.common.errors import ForerunError, at
+from forerun.describe.model.inputs import with_inputs
+from forerun.describe.model.layered import LayeredModel
+from forerun.describe.model.spec import ModelSpec
+
+MtpModules = Annotated[
+    int | None,
+    typer.Option(
+        "--mtp",
+        metavar="N",
+        min=0,
+        max=16,
+        help="Modules for multi-token prediction to train with the model, each a layer and a further use of the head"
+        " (default: none, unless a YAML file or a recipe has some).",
+    ),
+]
+Images = Annotated[
+    int | None,
+    typer.Option(
+        "--images",
+        metavar="N",
+        min=0,
+        max=4096,
+        help="Images (or sounds) in each sequence of a model with a tower for them; their tokens count to --seq-len."
+        " Without images the language model trains alone, without its tower (default: 0).",
+    ),
+]
+EncoderSeqLen = Annotated[
+    int | None,
+    typer.Option(
+        "--encoder-seq-len",
+        metavar="N",
+        min=1,
+        max=10_000_000,
+        help="Tokens that an encoder reads of each input: of a source text, patches of an image, frames of a sound"
+        " (default: as many as the model's file says).",
+    ),
+]
+FreezeEncoder = Annotated[
+    bool, typer.Option("--freeze-encoder", help="Train neither the tower nor the encoder, only what stands behind it.")
+]
+Model = TypeVar("Model", bound=ModelSpec | LayeredModel)
+
+
+class _Options(Protocol):
+    """The options of a command that change its model."""
+
+    @property
+    def mtp(self) -> int | None: ...
+    @property
+    def images(self) -> int | None: ...
+    @property
+    def encoder_seq_len(self) -> int | None: ...
+    @property
+    def freeze_encoder(self) -> bool: ...
+
+
+def given_of_model(options: _Options) -> dict[str, object]:
+    """Returns the options that are given, by their name on the command line."""
+    values = {
+        "--mtp": options.mtp,
+        "--images": options.images,
+        "--encoder-seq-len": options.encoder_seq_len,
+        "--freeze-encoder": options.freeze_encoder or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def as_asked(model: Model, options: _Options) -> Model:
+    """Returns `model` with what the options change; as it is where none is given.
+
+    Raises ForerunError for a model that can't be changed so.
+    """
+    given = given_of_model(options)
+    if not given:
+        return model
+    name, value = next(iter(given.items()))
+    if isinstance(model, LayeredModel):
+        raise ForerunError(f"{name} {value}: {model.name} is given layer by layer; choose a transformer")
+    if options.mtp is not None:
+        with at(f"--mtp {options.mtp}"):
+            model = replace(model, mtp_modules=options.mtp)
+    of_encoder = options.images, options.encoder_seq_len, options.freeze_encoder
+    if of_encoder != (None, None, False):
+        with at(" ".join(given).removeprefix("--mtp ")):
+            return cast("Model", with_inputs(model, *of_encoder))
+    return model
