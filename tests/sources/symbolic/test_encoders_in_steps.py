@@ -97,7 +97,7 @@ def test_products_of_a_tower_are_those_of_its_matrices() -> None:
     """2 images of 17 tokens: 16 patches of 588 values, 4 layers, and a projector on 16 tokens."""
     with_images, alone = (build(tower(inputs=n), plan(), H100) for n in (2, 0))
     layers = 4 * (4 * 64 * 64 + 2 * 64 * 128) * 17
-    stem, projector = 588 * 64 * 17, (64 * 256 + 256 * 256) * 16
+    stem, projector = 588 * 64 * 16, (64 * 256 + 256 * 256) * 16
     forward = 2 * 2 * (layers + stem + projector)
     assert products(with_images, Phase.FORWARD) - products(alone, Phase.FORWARD) == forward
     assert products(with_images, Phase.BACKWARD) - products(alone, Phase.BACKWARD) == 2 * forward - 2 * 2 * stem

@@ -59,7 +59,8 @@ def expected_flops(spec: ModelSpec, tokens: int) -> float:
         return expected
     inside = sum(n * sum(kind_parameters(layer).values()) for layer, n in layer_counts(encoder.stack))
     read = sum(n * cross_elements(layer)[1] for layer, n in layer_counts(spec))
-    return expected + 6.0 * (encoder.tokens * inside + encoder.out_tokens * read)
+    stem, projector = (sum(n * m for n, m in products) for products in (encoder.stem, encoder.projector))
+    return expected + 6.0 * (encoder.tokens * (inside + stem) + encoder.out_tokens * (projector + read))
 
 
 def length_of(spec: ModelSpec) -> int:

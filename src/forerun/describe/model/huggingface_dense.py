@@ -65,6 +65,22 @@ def glm4v_text(config: Fields) -> Values:
     return glm4(config) | {"qkv_bias": config.flag("attention_bias", True)}
 
 
+@family("mllama_text_model", "MllamaForCausalLM", "MllamaForConditionalGeneration")
+def mllama_text_model(config: Fields) -> Values:
+    """Reads the language model of Llama 3.2 Vision: Llama, some of whose layers attend to the image in place of the
+    sequence, with norms on queries and keys and a gate for each half."""
+    values, layers = decoder(config, needs_kv_heads=True), config.integer("num_hidden_layers")
+    of_image = config.items("cross_attention_layers") or [3, 8, 13, 18, 23, 28, 33, 38]
+    own = 2 * int(str(values["head_dim"])) + 2
+    changes = [
+        {"cross_attention": "instead", "other_parameters": own}
+        if layer in of_image
+        else {"cross_attention": "none", "other_parameters": 0}
+        for layer in range(layers)
+    ]
+    return values | each_layer(changes)
+
+
 @family("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM")
 def hunyuan(config: Fields) -> Values:
     """Reads Hunyuan: Llama with norms on queries and keys."""

@@ -25,8 +25,8 @@ _TAPS = 3
 
 
 def tower_of(config: Fields, model_type: str, hidden: int) -> Tower | None:
-    """Returns the tower of the file of a `model_type`, whose language model has the width `hidden`, on samples without
-    inputs for it; None where nothing here reads it."""
+    """Returns the tower of the file of a `model_type`, whose language model has the width `hidden`; None where nothing
+    here reads it. Samples have no inputs for it, but for one if layers of the language model read nothing else."""
     known = _PROJECTORS.get(model_type)
     section = config.section("vision_config") or config.section("audio_config")
     if known is None or section is None:
@@ -35,7 +35,8 @@ def tower_of(config: Fields, model_type: str, hidden: int) -> Tower | None:
     read = _STACKS.get(stated) or _STACKS.get(known.usual)
     if read is None or config.is_list("vision_feature_layer"):
         return None
-    return replace(known.read(config, section, read(section), hidden), inputs=0)
+    tower = known.read(config, section, read(section), hidden)
+    return replace(tower, inputs=int(tower.joins == "attention"))
 
 
 # -- stacks ----------------------------------------------------------------------------------------------------------
@@ -204,6 +205,23 @@ def _internvl(section: Fields) -> Tower:
     return EncoderSpec(stack, tokens + 1, extra_tokens=1, stem=stem, other_parameters=stack.hidden)
 
 
+def _mllama(section: Fields) -> Tower:
+    """Reads the tower of Llama 3.2 Vision: tiles of an image attend to each other, behind tables for their places; the
+    last layers have gates."""
+    tokens, pixels = _patches(section, 448, 14)
+    tokens, tiles = tokens + 1, section.integer("max_num_tiles", 4)
+    places = len(section.items("supported_aspect_ratios") or range(8)) + 1
+    layers, gated = section.integer("num_hidden_layers", 32), section.integer("num_global_layers", 8)
+    heads = section.integer(section.first_of("attention_heads", "num_attention_heads"), 16)
+    hidden, ffn = section.integer("hidden_size", 1280), section.integer("intermediate_size", 5120)
+    own: Values = {"mlp_bias": True, "norm_bias": True, "embedding_norm": True}
+    gates = each_layer([{"other_parameters": 0}] * layers + [{"other_parameters": 2}] * gated)
+    stack = _stack(section, (hidden, layers + gated, heads, ffn), own, _learned(tokens), gates)
+    tables = hidden + places * tiles * hidden * (tokens + 2) + 3
+    stem = ((pixels, hidden),)
+    return EncoderSpec(stack, tiles * tokens, joins="attention", stem=stem, stem_bias=False, other_parameters=tables)
+
+
 def _kimi(section: Fields) -> Tower:
     """Reads the tower of Kimi K2.5 (MoonViT): a table of positions for rows and columns."""
     side = section.integer("patch_size", 14)
@@ -235,6 +253,7 @@ _STACKS: dict[str, Callable[[Fields], Tower]] = {
     "internvl_vision": _internvl,
     "kimi_k25_vision": _kimi,
     "llama4_vision_model": _llama4,
+    "mllama_vision_model": _mllama,
     "pixtral": _pixtral,
     "qwen2_5_vl_vision": _qwen2_5_vl,
     "qwen2_audio_encoder": _whisper,
@@ -377,6 +396,13 @@ def _kimi_projector(config: Fields, section: Fields, tower: Tower, hidden: int) 
     return replace(tower, merge=joined, projector=products, projector_norm=norm, projector_norm_bias=True)
 
 
+def _mllama_projector(config: Fields, section: Fields, tower: Tower, hidden: int) -> Tower:
+    """Reads the projector of Llama 3.2 Vision: one product of the outputs of several layers. The language model's table
+    has eight rows more than its vocabulary."""
+    read = section.integer("vision_output_dim", 7680)
+    return replace(tower, projector=((read, hidden),), other_parameters=tower.other_parameters + 8 * hidden)
+
+
 def _qwen2_audio(config: Fields, section: Fields, tower: Tower, hidden: int) -> Tower:
     """Reads the projector of Qwen2-Audio, which takes means of two frames."""
     return replace(tower, merge=2, projector=((tower.stack.hidden, hidden),))
@@ -403,6 +429,7 @@ _PROJECTORS: dict[str, _Projector] = {
     "llava_next": _Projector("clip_vision_model", _two_products_and_a_newline),
     "llava_onevision": _Projector("siglip_vision_model", _two_products_and_a_newline),
     "mistral3": _Projector("pixtral", _mistral3),
+    "mllama": _Projector("mllama_vision_model", _mllama_projector),
     "paligemma": _Projector("siglip_vision_model", _paligemma),
     "qwen2_5_vl": _Projector("qwen2_5_vl_vision", _qwen),
     "qwen2_audio": _Projector("qwen2_audio_encoder", _qwen2_audio),

@@ -25,6 +25,7 @@ WRAPPERS |= {
     "llava_onevision": "qwen2",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "mistral3": "mistral",
+    "mllama": "mllama_text_model",
     "paligemma": "gemma",
     "pixtral": "mistral",
     "qwen2_5_vl": "qwen2",

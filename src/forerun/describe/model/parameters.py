@@ -138,8 +138,9 @@ def _encoder_flops(spec: ModelSpec, encoder: EncoderSpec[ModelSpec]) -> float:
     values that layers of `spec` make of its output. What is frozen runs forward alone."""
     products = [n * m for n, m in encoder.stem]
     stem = sum(products) + (encoder.stem_rows - 1) * sum(products[:1])
-    each = 6.0 * (_layers_parameters(encoder.stack) + stem) + _attention_flops(encoder.stack, encoder.tokens)
-    inside = encoder.inputs * encoder.tokens * each * (1 / 3 if encoder.frozen else 1.0)
+    each = 6.0 * _layers_parameters(encoder.stack) + _attention_flops(encoder.stack, encoder.tokens)
+    inside = encoder.tokens * each + 6.0 * (encoder.tokens - encoder.extra_tokens) * stem
+    inside *= encoder.inputs * (1 / 3 if encoder.frozen else 1.0)
     projector = encoder.projectors * sum(n * m for n, m in _projector_products(encoder))
     read = sum(n * cross_elements(layer)[1] for layer, n in layer_counts(spec))
     return inside + 6.0 * encoder.out_tokens * (projector + read)

@@ -337,7 +337,10 @@ class ModelSpec:
                 f"model {self.name}: cross_attention needs n_heads, and neither scan, parallel nor shortcut"
             )
         joined = self.encoder is not None and self.encoder.joins == "attention"
-        if self.cross_attention != "none" and not (joined and self.runs):
+        attends = self.cross_attention != "none" or any(
+            dict(changes).get("cross_attention", "none") != "none" for changes in self.layers
+        )
+        if attends and not (joined and self.runs):
             raise ForerunError(
                 f"model {self.name}: layers with cross_attention need an encoder with joins: attention, and inputs for"
                 " it in each sample"

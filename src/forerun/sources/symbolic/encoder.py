@@ -45,8 +45,9 @@ def input_section(kernels: TransformerKernels, encoder: EncoderSpec[ModelSpec]) 
 def _stem(section: Section, encoder: EncoderSpec[ModelSpec]) -> str:
     """Writes the products that make tokens from pixels or samples; returns the name of the result."""
     kernels, s, x = section.kernels, section.kernels.shapes, "input"
+    made_of = ceil_div(s.tokens_sp * (encoder.tokens - encoder.extra_tokens), encoder.tokens)
     for number, (n_in, n_out) in enumerate(encoder.stem):
-        rows = s.tokens_sp * (encoder.stem_rows if number == 0 else 1)
+        rows = made_of * (encoder.stem_rows if number == 0 else 1)
         if number == 0:
             section.tape.inputs = ((x, rows * n_in * s.act_bytes),)
         y = f"stem{number}"
