@@ -15,6 +15,7 @@ from forerun.answers.search.time_bound import TimeBound
 from forerun.answers.search.unit_runs import UnitRuns
 from forerun.common.errors import ForerunError
 from forerun.common.units import GIB
+from forerun.core.cost.clock import slows_long_kernels
 from forerun.core.network.on_topology import load_network
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.cluster.types import KernelRates
@@ -26,6 +27,7 @@ from forerun.describe.plan.plan import Plan
 CLUSTER = load_cluster("h100-sxm")
 FEW_LAYERS = 6
 ROUND = 1 + 1e-9
+ROOMY = replace(CLUSTER.device, memory_bytes=2**50)
 
 
 def held_to_simulations(model, table, stack, rows, network=None, cluster=CLUSTER):
@@ -308,3 +310,45 @@ def test_bounds_have_no_steps_between_lengths():
     times = np.array([close.least_step_s(plan, own) for plan, own in zip(plans, groups, strict=True)])
     assert (np.diff(times) > 0).all()
     assert (np.diff(times) < 0.02 * times[:-1]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "n_gpus", "seq_len", "stack", "fixed"),
+    [
+        ("llama-3.2-1b", 32, 512, "torchtitan", {"tp": [1, 4], "cp": [1, 2]}),
+        ("deepseek-v2-lite", 32, 1024, "torchtitan", {"tp": [1, 4], "ep": [1, 8], "compile": True, "cp": 1}),
+        ("deepseek-v2-lite", 32, 4096, "megatron-core", {"tp": [1, 2], "ep": [8, 16], "pp": 2, "cp": 1}),
+        ("nemotron-h-8b", 16, 128, "torchtitan", {"tp": [1, 2], "compile": False, "cp": 1}),
+    ],
+)
+def test_units_of_few_micro_batches_stand_for_all_and_those_of_whole_passes_for_split_ones(
+    name, n_gpus, seq_len, stack, fixed
+):
+    fixed = {"pp": [1, 2], "activation_checkpointing": "none", "stack": stack, **fixed}
+    model = load_model(name)
+    table = make_space(model, CLUSTER, n_gpus, seq_len, 512, fixed).table(Tally())
+    screenings = [Screening(UnitRuns(model, replace(CLUSTER, device=ROOMY)), stack) for _ in range(2)]
+    coarse, fine = screenings[0].coarse(table), screenings[1].run(table)
+    assert not (coarse.too_large | fine.too_large).any()
+    plans = table.rows(slice(None))
+    assert len(plans.values["micro_batch"]) > 5
+    shares = coarse.time_s / fine.time_s
+    assert shares.max() <= ROUND
+    assert np.median(shares) > 0.85
+    assert len(screenings[0].runs._found) < len(screenings[1].runs._found)
+    split = np.broadcast_to(plans.splits_backward, len(table))
+    if split.any():
+        assert np.median(shares[split]) > 0.85
+
+
+def test_where_long_kernels_throttle_a_device_each_micro_batch_stands_for_itself():
+    throttled = replace(load_cluster("l40s"), device=replace(load_cluster("l40s").device, memory_bytes=2**50))
+    assert slows_long_kernels(throttled.device)
+    assert not slows_long_kernels(CLUSTER.device)  # its clock is known
+    model, fixed = load_model("llama-3.1-8b"), {"pp": 2, "tp": 2, "cp": 1, "activation_checkpointing": "none"}
+    table = make_space(model, throttled, 16, 4096, 64, {**fixed, "stack": "torchtitan"}).table(Tally())
+    coarse, fine = (
+        getattr(Screening(UnitRuns(model, throttled), "torchtitan"), name)(table).time_s for name in ("coarse", "run")
+    )
+    assert (coarse <= fine * ROUND).all()
+    assert np.allclose(coarse, fine, rtol=1e-6)

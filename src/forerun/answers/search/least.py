@@ -1,14 +1,17 @@
-"""Lower bounds of the memory of units, from which many plans are discarded before their own units are built."""
+"""Lower bounds of the memory and times of units, by which most plans are left out before their own units are built."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
+from forerun.answers.search.orders import Groups
 from forerun.answers.search.space_table import SpaceTable
-from forerun.answers.search.unit_runs import UnitRuns, UnitSizes
+from forerun.answers.search.unit_runs import Key, Place, Placed, UnitRuns, UnitSizes, UnitTimes
+from forerun.core.cost.clock import slows_long_kernels
 from forerun.core.program.types import I64
 from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.fsdp_units import EMBEDDING, HEAD
@@ -17,6 +20,14 @@ _BUILT = (1, 2)
 """micro batches whose units are built; the memory of larger ones follows, as activations grow with the samples"""
 _SURE = 0.999
 """share of that growth that is certain, as the allocator rounds sizes up"""
+_TIMED = (2, 16, 128)
+"""micro batches whose units are run; those of smaller ones take at least their share of the time"""
+_SHARE = 0.995
+"""part of that share that is certain, as experts get whole tokens"""
+_FEWEST_TOKENS = 256
+"""tokens of a rank from which on this holds"""
+_UNSPLIT = {"pp_schedule": "1F1B", "virtual_stages": 1}
+"""plan fields with which backward passes are whole; units depend on nothing else of them"""
 
 
 class LeastSizes:
@@ -28,11 +39,15 @@ class LeastSizes:
     def __init__(self, runs: UnitRuns) -> None:
         self._runs = runs
 
-    def prepare(self, plans: Iterable[Plan]) -> None:
+    def prepare(self, placed: Sequence[Placed]) -> None:
         """Builds the units that the bounds of many plans need at once."""
-        self._runs.prepare((built, None) for plan in plans for built in _built(plan))
+        self._runs.prepare([(built, None) for plan in {plan: None for plan, _ in placed} for built in _built(plan)])
 
-    def __call__(self, plan: Plan) -> UnitSizes:
+    def times(self, plan: Plan, groups: Groups) -> UnitTimes:
+        """Returns nothing: the bound is of memory alone."""
+        raise NotImplementedError
+
+    def sizes(self, plan: Plan, groups: Groups) -> UnitSizes:
         """Returns the bound for the units of `plan`, in which a split backward pass adds nothing for certain."""
         built = [self._runs.sizes(each) for each in _built(plan)]
         fewer, sizes = built[0], built[-1]
@@ -51,9 +66,60 @@ class LeastSizes:
         return replace(sizes, backward_rise=rise)
 
 
+class LeastTimes:
+    """Answers lower bounds of the times of units.
+
+    The more samples a micro batch has, the less time a unit takes for each: kernels and collectives have a part that
+    does not grow, and larger ones are no less efficient. So the units of a few micro batches stand for those of which
+    they are multiples. Where long kernels throttle the device, or the user has measured kernels, each micro batch
+    stands for itself. A backward pass takes as long as its input and weight gradients one after the other.
+    """
+
+    def __init__(self, runs: UnitRuns) -> None:
+        self._runs = runs
+        self._most: dict[tuple[Key, Place], int] = {}
+        """the largest micro batch of the plans that differ in nothing else that their units depend on"""
+        self._built = cache(self._built_for)
+        self._grows_evenly = runs.measured is None and not slows_long_kernels(runs.cluster.device)
+
+    def prepare(self, placed: Sequence[Placed]) -> None:
+        """Runs the units that the bounds of many plans need at once."""
+        for plan, groups in placed:
+            key = self._key(plan, groups)
+            self._most[key] = max(self._most.get(key, 0), plan.micro_batch)
+        self._runs.prepare([(self._standing(plan, groups), groups) for plan, groups in placed])
+
+    def sizes(self, plan: Plan, groups: Groups) -> UnitSizes:
+        """Returns the sizes of the units that stand for those of `plan`; their parameters are the same."""
+        return self._runs.sizes(self._standing(plan, groups))
+
+    def times(self, plan: Plan, groups: Groups) -> UnitTimes:
+        """Returns the bounds for the units of `plan` with its groups at the places of `groups`."""
+        standing = self._standing(plan, groups)
+        found, share = self._runs.times(standing, groups), plan.micro_batch / standing.micro_batch
+        if share < 1:
+            share *= _SHARE
+        return UnitTimes(found.forward * share, found.backward * share, found.weights * share)
+
+    def _key(self, plan: Plan, groups: Groups) -> tuple[Key, Place]:
+        return self._runs.key(self._built(plan, 1)), self._runs.place(groups)
+
+    def _standing(self, plan: Plan, groups: Groups) -> Plan:
+        """Returns the plan whose units stand for those of `plan`."""
+        own, most = plan.micro_batch, self._most[self._key(plan, groups)]
+        if not self._grows_evenly or own * plan.seq_len < _FEWEST_TOKENS * plan.cp * plan.tp:
+            return self._built(plan, own)
+        timed = min(most, next((samples for samples in _TIMED if samples >= own), most))
+        return self._built(plan, own if timed % own else timed)
+
+    @staticmethod
+    def _built_for(plan: Plan, micro_batch: int) -> Plan:
+        return replace(plan, micro_batch=micro_batch, **_UNSPLIT)  # type: ignore[arg-type]
+
+
 def _built(plan: Plan) -> tuple[Plan, ...]:
     """Returns the plans whose units are built for `plan`: itself, or those of smaller micro batches."""
-    plan = replace(plan, dispatcher="auto", expert_overlap=False, pp_schedule="1F1B", virtual_stages=1)
+    plan = replace(plan, dispatcher="auto", expert_overlap=False, **_UNSPLIT)  # type: ignore[arg-type]
     if plan.micro_batch <= _BUILT[-1] or plan.activation_offload:  # its shares are of whole tensors
         return (plan,)
     return tuple(replace(plan, micro_batch=n) for n in _BUILT)

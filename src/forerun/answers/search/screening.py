@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.search.least import LeastSizes, recomputing
+from forerun.answers.search.least import LeastSizes, LeastTimes, recomputing
 from forerun.answers.search.shared import Shared
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.table import PlanTable
@@ -141,7 +141,7 @@ class Screening:
         left = np.flatnonzero(~out.too_large)
         if len(left):
             some = table.take(left)
-            fast = Shared(recomputing(some, "none"), self.runs, self.stack, self.s_per_byte)
+            fast = Shared(recomputing(some, "none"), self.runs, self.stack, self.s_per_byte, LeastTimes(self.runs))
             self._times(out, left, some, fast)
         return out
 

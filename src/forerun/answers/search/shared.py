@@ -9,16 +9,37 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from forerun.answers.search.least import LeastSizes
+from forerun.answers.search.least import LeastSizes, LeastTimes
+from forerun.answers.search.orders import Groups
 from forerun.answers.search.pipelines import STAGED, Held, Pipeline
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.table import PlanTable, dense_ids
-from forerun.answers.search.unit_runs import ALONE, UnitRuns, UnitSizes, UnitTimes
+from forerun.answers.search.unit_runs import ALONE, Placed, UnitRuns, UnitSizes, UnitTimes
 from forerun.core.program.types import F64, I64
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans
+from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.states import accumulation_bytes
+
+
+class _Own:
+    """Answers the sizes and times of a plan's own units."""
+
+    def __init__(self, runs: UnitRuns) -> None:
+        self._runs = runs
+
+    def prepare(self, placed: Sequence[Placed]) -> None:
+        """Runs the units of many plans at once."""
+        self._runs.prepare(placed)
+
+    def sizes(self, plan: Plan, groups: Groups) -> UnitSizes:
+        """Returns the memory of the units of `plan`."""
+        return self._runs.sizes(plan)
+
+    def times(self, plan: Plan, groups: Groups) -> UnitTimes:
+        """Returns the seconds of the units of `plan`."""
+        return self._runs.times(plan, groups)
 
 
 class Shared:
@@ -33,12 +54,11 @@ class Shared:
         runs: UnitRuns,
         stack: Stack,
         s_per_byte: float,
-        least: LeastSizes | None = None,
+        least: LeastSizes | LeastTimes | None = None,
     ) -> None:
-        """Holds what units share. `least` answers lower bounds of the memory of units, whose times are then not asked
-        for."""
+        """Holds what units share. `least` answers lower bounds in place of the units' own sizes and times."""
         self._stack, self._s_per_byte = stack, s_per_byte
-        self._runs = runs
+        self._units = _Own(runs) if least is None else least
         names = [name for name in (*table.meshes.codes, *table.variants.codes) if name not in (*ALONE, *_OWN)]
         built, built_rows = dense_ids(
             _ids(table, names)[0], _answers(table, lambda plans: plans.splits_backward, *_SPLITTING)
@@ -53,18 +73,14 @@ class Shared:
         self.of_unit, self._of_pipeline, self._sum = unit[rows], self._pipeline[rows], sums[rows]
         plans, of_unit = [table.plan(row) for row in built_rows.tolist()], built[unit_rows].tolist()
         self._placed = [(plans[n], table.groups_of(row)) for n, row in zip(of_unit, unit_rows.tolist(), strict=True)]
-        if least is None:
-            runs.prepare(self._placed)
-        else:
-            least.prepare(plans)
-        sizes = [(least or runs.sizes)(plan) for plan in plans]
-        self.sizes: list[UnitSizes] = [sizes[number] for number in of_unit]
+        self._units.prepare(self._placed)
+        self.sizes: list[UnitSizes] = [self._units.sizes(plan, groups) for plan, groups in self._placed]
         self.pipelines = [Pipeline(runs.model, table.plan(int(row))) for row in pipeline_rows]
 
     @cached_property
     def times(self) -> list[UnitTimes]:
         """Returns the seconds of the units."""
-        return [self._runs.times(plan, groups) for plan, groups in self._placed]
+        return [self._units.times(plan, groups) for plan, groups in self._placed]
 
     # -- by kind -----------------------------------------------------------------------------------------------
 

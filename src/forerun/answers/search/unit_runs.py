@@ -96,6 +96,9 @@ Key = tuple[Plan, bool]
 Place = tuple[object, ...]
 """where groups lie on the nodes, as far as it changes times"""
 
+Placed = tuple[Plan, Groups]
+"""a plan, and its groups at their places"""
+
 
 @dataclass(slots=True)
 class _Found:
@@ -147,14 +150,14 @@ class UnitRuns:
 
     def sizes(self, plan: Plan) -> UnitSizes:
         """Returns the memory of the units of `plan`."""
-        key = self._key(plan)
+        key = self.key(plan)
         if key not in self._found:
             self.prepare([(plan, None)])
         return self._found[key].sizes
 
     def times(self, plan: Plan, groups: Groups) -> UnitTimes:
         """Returns the seconds of the units of `plan` with its groups at the places of `groups`."""
-        key, place = self._key(plan), self.place(groups)
+        key, place = self.key(plan), self.place(groups)
         if key not in self._found or place not in self._found[key].times:
             self.prepare([(plan, groups)])
         return self._found[key].times[place]
@@ -163,7 +166,7 @@ class UnitRuns:
         """Finds out the sizes of the units of many plans, and with groups their times, unless they are known."""
         tasks: dict[Key, _Task] = {}
         for plan, groups in wanted:
-            key = self._key(plan)
+            key = self.key(plan)
             found = self._found.get(key)
             place = None if groups is None else self.place(groups)
             if found is None or not (place is None or place in found.times):
@@ -176,7 +179,7 @@ class UnitRuns:
 
     def turns(self, plan: Plan, groups: Groups, turns: Sequence[TurnUnits]) -> F64:
         """Returns the seconds of `turns` of the units of `plan` with its groups at the places of `groups`, (turns,)."""
-        key = (self._key(plan), self.place(groups), tuple(turns))
+        key = (self.key(plan), self.place(groups), tuple(turns))
         if key not in self._turns:
             built = self._built.get(key[0])
             if built is None:
@@ -192,7 +195,8 @@ class UnitRuns:
             return tuple(inside)
         return tuple((group.nodes, group.ranks_per_node) for group in inside)
 
-    def _key(self, plan: Plan) -> Key:
+    def key(self, plan: Plan) -> Key:
+        """Returns what the units of `plan` depend on."""
         if plan not in self._keys:
             needed = plan.ep * plan.etp
             alone = replace(plan, **ALONE, dp_shard=needed // gcd(needed, plan.cp * plan.tp))  # type: ignore[arg-type]

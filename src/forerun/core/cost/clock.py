@@ -21,6 +21,7 @@ from typing import TypeVar
 from forerun.common.shipped import shipped
 from forerun.core.cost.attention import AttentionRates, attention_rates
 from forerun.core.cost.gemm import GemmRates, gemm_rates
+from forerun.core.cost.profile import load_profile
 from forerun.describe.cluster.types import Device
 
 _PICO = 1e-12
@@ -62,6 +63,14 @@ def power_constants() -> PowerConstants:
 def is_known(device: Device) -> bool:
     """Returns whether measurements tell what GPUs of the device's architecture draw."""
     return device.architecture in power_constants().architectures
+
+
+def slows_long_kernels(device: Device) -> bool:
+    """Returns whether a longer product or attention kernel is slower for each FLOP than a shorter one in a step."""
+    profile = load_profile(device.cost_profile)
+    slowdowns = [entry.slowdown for entry in profile.gemm.values()]
+    slowdowns += [entry.slowdown for entry in profile.attention.head_dim.values()]
+    return not is_known(device) and max(slowdowns) > 0
 
 
 def clock(device: Device, dtype: str) -> float | None:
