@@ -92,26 +92,43 @@ class Rows:
         return np.concatenate(places), np.concatenate(columns), np.concatenate(products)
 
 
+@dataclass(frozen=True)
+class Optimum:
+    """An optimal point, what it leaves of each limit, and the price of each limit, both in units of its row."""
+
+    x: Vector
+    slack: Vector
+    price: Vector
+
+
 def maximised(gain: Vector, rows: Rows, limits: Vector) -> Vector:
     """Returns the x of at least 0 with the largest `gain @ x` of all with `rows @ x <= limits`.
 
     Raises ForerunError where there is none, or none that is bounded.
     """
+    return optimum(gain, rows, limits).x
+
+
+def optimum(gain: Vector, rows: Rows, limits: Vector) -> Optimum:
+    """Returns what `maximised` does, with slacks and prices: of each limit one is positive, and the other nearly 0.
+
+    Raises ForerunError as `maximised` does.
+    """
     size = np.maximum(rows.largest, _LEAST)
     program = _Program(rows.scaled(1.0 / size), limits / size, gain / max(float(np.abs(gain).max()), _LEAST))
-    x, error = program.x, program.error
+    found, error = program.point, program.error
     with np.errstate(all="ignore"):  # numbers grow without bounds where there is no solution
         for _ in range(_MOST_STEPS):
             if error < _ACCURACY:
                 break
             goes_on = program.step()
             if program.error < error:
-                x, error = program.x, program.error
+                found, error = program.point, program.error
             if not goes_on:
                 break
     if error > _LEAST_ACCURACY:
         raise ForerunError("a linear program has no solution")
-    return x
+    return found
 
 
 class _Program:
@@ -125,6 +142,11 @@ class _Program:
         self.x, self.loss = np.ones(len(gain)), np.ones(len(gain))
         self.slack, self.price = np.maximum(limits, 1.0), np.ones(len(limits))
         self._look()
+
+    @property
+    def point(self) -> Optimum:
+        """Returns where the program stands."""
+        return Optimum(self.x, self.slack, self.price)
 
     def _look(self) -> None:
         self.dual = self.gain - self.rows.columns_times(self.price) + self.loss

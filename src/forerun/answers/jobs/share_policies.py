@@ -16,6 +16,7 @@ from forerun.answers.jobs.shares import (
     MostThroughput,
     Shares,
 )
+from forerun.answers.jobs.water_filling import WaterFilling
 from forerun.common.errors import UnknownName
 
 SHARES: dict[str, Callable[[], Shares]] = {
@@ -24,6 +25,8 @@ SHARES: dict[str, Callable[[], Shares]] = {
     "isolated": Isolated,
     "max-min-fairness": lambda: Blind(MaxMinFairness(), 1.0),
     "max-min-fairness-perf": MaxMinFairness,
+    "max-min-fairness-water-filling": lambda: Blind(WaterFilling(), 1.0),
+    "max-min-fairness-water-filling-perf": WaterFilling,
     "finish-time-fairness": lambda: Blind(FinishTimeFairness()),
     "finish-time-fairness-perf": FinishTimeFairness,
     "min-total-duration": lambda: Blind(LeastMakespan()),
