@@ -183,3 +183,26 @@ def test_what_a_graph_run_operator_by_operator_recomputes_is_told(tmp_path):
     phases = [(step.ops.name[op], Phase(phase).name) for op, phase in zip(step.op, step.phase, strict=True)]
     assert [name for name, phase in phases if phase == "RECOMPUTE"] == ["sin"]
     assert phases[2:4] == [("sin", "FORWARD"), ("cos", "FORWARD")]
+
+
+ZEROS = """
+import torch
+model, unused = torch.nn.Linear(64, 64).cuda(), torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD([*model.parameters(), *unused.parameters()], lr=0.1)
+
+@torch.compile
+def loss_of(x):
+    return model(x).sum() + 0 * sum(p.sum() for p in unused.parameters())
+
+for _ in range(2):
+    loss_of(torch.ones(8, 64, device="cuda")).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_product_with_zero_is_a_constant(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(ZEROS, encoding="utf-8")
+    (step,) = record_script(Job("", str(script)), Limits(time_s=120))
+    assert [step.ops.name[op] for op in step.op].count("addmm") == 1

@@ -34,7 +34,7 @@ def install() -> None:
             return None
         of_kind = dict(zip(places, found, strict=True))
         first = {places[kind]: tensor for kind, tensor in of_kind.items()}
-        return [first[i] if i in first else _another(self, of_kind[kind]) for i, kind in enumerate(kinds)]
+        return [first[i] if i in first else another(self, of_kind[kind]) for i, kind in enumerate(kinds)]
 
     FakeTensorMode._dispatch_impl = dispatch
 
@@ -71,8 +71,8 @@ def _kind(items: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def _another(mode: Any, made: Any) -> Any:
-    """Returns a new fake tensor like `made`."""
+def another(mode: Any, made: Any) -> Any:
+    """Returns a new fake tensor like `made`, in memory of its own."""
     with in_kernel_invocation_manager(mode):
         memory = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
     return FakeTensor(mode, memory, made.fake_device)

@@ -32,6 +32,7 @@ from forerun.sources.trace.inside.torch_versions.graph_passes import skip_unchan
 inductor: Any = importlib.import_module("torch._inductor.compile_fx")
 _async_compile: Any = importlib.import_module("torch._inductor.async_compile")
 _constant_folding: Any = importlib.import_module("torch._inductor.constant_folding")
+_joint_graph: Any = importlib.import_module("torch._inductor.fx_passes.joint_graph")
 _virtualized: Any = importlib.import_module("torch._inductor.virtualized")
 _partitioners: Any = importlib.import_module("torch._functorch.partitioners")
 _debugging: Any = importlib.import_module("torch._dynamo.backends.debugging")
@@ -64,6 +65,8 @@ class Backend:
         optimizers.install(self._within_mode)
         folder = _constant_folding.ConstantFolder
         folder.run = self._within_mode(folder.run)
+        folder = _joint_graph.UniformValueConstantFolder
+        folder.__init__ = self._within_mode(folder.__init__)
         for module in (_dynamo_utils, _dynamo_modules):
             module.unpatched_nn_module_call = torch.nn.Module.__call__
         inductor.compile_fx_inner = self.compile_graph
@@ -104,7 +107,17 @@ class Backend:
         try:
             with _disable_current_modes():
                 gm = self._passes(gm, inputs, bool(kwargs.get("is_inference")))
-                return CompiledGraph(gm, self.mode, self.recorder, self.places, backward, _donated(backward), pooled)
+                wide = self._folding.widened(gm)
+                run = CompiledGraph(
+                    gm if wide is None else wide.gm,
+                    self.mode,
+                    self.recorder,
+                    self.places,
+                    backward,
+                    _donated(backward),
+                    pooled,
+                )
+                return run if wide is None else wide.called(run)
         finally:
             self.recorder.paused -= 1
 

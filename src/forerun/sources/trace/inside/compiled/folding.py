@@ -1,10 +1,14 @@
-"""Compiles models of many equal blocks in the time that five of them take.
+"""Compiles models of many equal blocks in the time that five of them take, and optimizers of many equal parameters in
+the time that two of each kind take.
 
 AOTAutograd captures a graph operator by operator, and its partitioner and Inductor's passes over the joint graph look
 at every node several times. For a graph with many equal blocks all of this runs on five blocks of them. The forward and
 backward graphs of all blocks follow from theirs (`replicate.py`), and AOTAutograd goes on with these: metadata,
 runtime wrappers and Inductor's last passes are those of the whole graph. What can't be told from five blocks is
 compiled whole, as without this module.
+
+An optimizer does the same to every parameter (`lanes.py`). torch compiles a graph of two parameters of each kind, and
+the graph of all follows from what it makes of that (`widen.py`).
 
 This module imports AOTAutograd, so only `backend.py` imports it.
 """
@@ -23,6 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from forerun.sources.trace.inside.compiled.repeats import KEPT, LAST, NotEqual, Repeats, find_repeats
 from forerun.sources.trace.inside.compiled.replicate import INNER, Blocks, Long, Values, blocks_of, spread
+from forerun.sources.trace.inside.compiled.widen import Narrow, Widened, narrowed
 
 _aot: Any = importlib.import_module("torch._functorch._aot_autograd.graph_compile")
 _CAPTURE, _CAPTURE_WITHOUT_GRADIENTS = "aot_dispatch_autograd_graph", "aot_dispatch_base_graph"
@@ -31,7 +36,7 @@ _Compile = Callable[[Any, Sequence[Any]], Any]
 
 
 class _Ended(BaseException):
-    """Ends the compilation of a short graph: its forward and backward graph are known, or it has none."""
+    """Ends the compilation of a short graph: what it shows is known, or it does not show it."""
 
 
 @dataclass
@@ -54,6 +59,7 @@ class Folding:
     """Replaces the stages of AOTAutograd in which a short graph stands for the whole one."""
 
     _short: _Short | None = field(default=None, init=False)
+    _narrow: Narrow | None = field(default=None, init=False)
     _ending: bool = field(default=False, init=False)
     _long: tuple[GraphModule, GraphModule, int] | None = field(default=None, init=False)
     _original: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
@@ -70,12 +76,38 @@ class Folding:
                 setattr(_aot, name, replacement)
 
     def compile(self, gm: Any, inputs: Sequence[Any], compile_fx: _Compile) -> Any:
-        """Returns what `compile_fx(gm, inputs)` returns, in less time where `gm` has many equal blocks."""
+        """Returns what `compile_fx(gm, inputs)` returns, in less time where `gm` has many equal parts."""
+        made = self._compiled_narrow(gm, inputs, compile_fx)
+        if made is not None:
+            return made
         self._short = self._shortened(gm, inputs, compile_fx)
         try:
             return compile_fx(gm, inputs)
         finally:
             self._short = self._long = None
+
+    def widened(self, compiled: GraphModule) -> Widened | None:
+        """Returns the graph of all parameters, where `compiled` is that of two of each kind."""
+        if self._narrow is None:
+            return None
+        try:
+            return Widened(compiled, self._narrow)
+        except NotEqual as error:
+            raise _Ended from error
+
+    def _compiled_narrow(self, gm: Any, inputs: Sequence[Any], compile_fx: _Compile) -> Any:
+        if not self._original or not isinstance(gm, GraphModule) or not all(map(_is_plain, inputs)):
+            return None
+        self._narrow = narrowed(gm)
+        if self._narrow is None:
+            return None
+        try:
+            short = self._narrow.short
+            return self._narrow.called(compile_fx(short, [inputs[position] for position in self._narrow.positions]))
+        except _Ended:
+            return None
+        finally:
+            self._narrow = None
 
     def _shortened(self, gm: Any, inputs: Sequence[Any], compile_fx: _Compile) -> _Short | None:
         whole_budget = torch._functorch.config.activation_memory_budget == 1
@@ -99,6 +131,8 @@ class Folding:
 
     def _capture(self, flat_fn: Any, args: Any, descriptions: Any, aot_config: Any, *, fw_metadata: Any) -> Any:
         """Captures the joint graph, or makes forward and backward graph of those of the short graph."""
+        if self._narrow is not None:  # Parameters are updated without gradients.
+            raise _Ended
         if self._short is not None and not self._ending and self._long is None:
             try:
                 self._long = _lengthened(self._short, args, fw_metadata)

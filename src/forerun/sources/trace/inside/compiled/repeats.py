@@ -7,7 +7,7 @@ reads what block r reads, one block later, with parameters of its own in place o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -68,23 +68,13 @@ class Repeats:
         first = self.start + FIRST * self.period
         dropped = set(self.nodes[first : first + skipped * self.period])
         stands_for = dict(zip(self.block(self.count - LAST - 1), self.block(FIRST - 1), strict=True))
-        graph, positions = Graph(), []
-        made: dict[Node, Node] = {}
-        arguments = [node for node in gm.graph.nodes if node.op == "placeholder"]
-        position = {node: number for number, node in enumerate(arguments)}
-        for node in gm.graph.nodes:
+
+        def copied(graph: Graph, node: Node, made: Mapping[Node, Node]) -> Node | None:
             if node in dropped or (node in self.owned and self.owned[node][0] not in self.kept):
-                continue
-            copy = graph.node_copy(node, lambda source: made[stands_for.get(source, source)])
-            made[node] = copy
-            if node in position:
-                positions.append(position[node])
-                if hasattr(node, "_dynamo_source"):
-                    copy._dynamo_source = node._dynamo_source
-        shorter = GraphModule(gm, graph)
-        shorter.meta = dict(gm.meta)
-        if hasattr(gm, _SOURCES):
-            setattr(shorter, _SOURCES, getattr(gm, _SOURCES))
+                return None
+            return graph.node_copy(node, lambda source: made[stands_for.get(source, source)])
+
+        shorter, positions, _ = made_of(gm, copied)
         return shorter, positions
 
     def modules(self, short: int, target: int) -> dict[str, Entry]:
@@ -99,11 +89,37 @@ class Repeats:
         return found
 
 
+def made_of(
+    gm: GraphModule, copied: Callable[[Graph, Node, Mapping[Node, Node]], Node | None]
+) -> tuple[GraphModule, list[int], dict[Node, Node]]:
+    """Returns a graph of some nodes of `gm`, the positions of its inputs among those of `gm`, and the copies of nodes.
+
+    `copied(graph, node, made)` adds the copy of a node to the graph, or returns None for one that is left out.
+    """
+    graph, positions = Graph(), []
+    made: dict[Node, Node] = {}
+    inputs = 0
+    for node in gm.graph.nodes:
+        copy = copied(graph, node, made)
+        if copy is not None:
+            made[node] = copy
+            if node.op == "placeholder":
+                positions.append(inputs)
+                if hasattr(node, "_dynamo_source"):
+                    copy._dynamo_source = node._dynamo_source
+        inputs += node.op == "placeholder"
+    shorter = GraphModule(gm, graph)
+    shorter.meta = dict(gm.meta)
+    if hasattr(gm, _SOURCES):
+        setattr(shorter, _SOURCES, getattr(gm, _SOURCES))
+    return shorter, positions, made
+
+
 def _stacks(gm: GraphModule, nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
     """Yields the module stacks of nodes and of those of the graphs that they call."""
     for node in nodes:
         yield node.meta.get("nn_module_stack") or {}
-        inner = _attribute(gm, str(node.target)) if node.op == "get_attr" else None
+        inner = attribute(gm, str(node.target)) if node.op == "get_attr" else None
         if isinstance(inner, GraphModule):
             yield from _stacks(inner, inner.graph.nodes)
 
@@ -132,7 +148,7 @@ def signature(gm: GraphModule, node: Node) -> str:
     """Returns what a node does, without the nodes that it reads."""
     what: Any = node.target if node.op != "placeholder" else ""
     if node.op == "get_attr":
-        value = _attribute(gm, str(node.target))
+        value = attribute(gm, str(node.target))
         what = _text(value) if isinstance(value, GraphModule) else node.target
     values = node.meta.get("example_value", node.meta.get("val"))
     return f"{node.op} {what} {map_arg((node.args, node.kwargs), lambda _: _REF)} {described(values)}"
@@ -162,7 +178,8 @@ def described(value: Any) -> str:
     return type(value).__name__
 
 
-def _attribute(gm: Any, path: str) -> Any:
+def attribute(gm: Any, path: str) -> Any:
+    """Returns the attribute of a module that a path names, None where there is none."""
     for name in path.split("."):
         gm = getattr(gm, name, None)
     return gm
