@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from forerun.common.errors import ForerunError, ImpossiblePlan, UnknownName
     from forerun.describe.cluster.storage import Storage
     from forerun.describe.cluster.types import Cluster
+    from forerun.describe.model.inputs import with_inputs
     from forerun.describe.model.spec import ModelSpec
     from forerun.describe.plan.plan import Plan
     from forerun.describe.plan.training_loop import TrainingLoop
@@ -51,6 +52,7 @@ _OFFERED = {
     "forerun.interfaces.whole_runs": ("Run",),
     "forerun.interfaces.jobs": ("Jobs",),
     "forerun.interfaces.watch": ("StepWatch", "hugging_face_callback", "lightning_callback", "watch_torchtitan"),
+    "forerun.describe.model.inputs": ("with_inputs",),
     "forerun.describe.model.spec": ("ModelSpec",),
     "forerun.describe.cluster.types": ("Cluster",),
     "forerun.describe.plan.plan": ("Plan",),
@@ -93,6 +95,7 @@ __all__ = [
     "trace",
     "trace_module",
     "watch_torchtitan",
+    "with_inputs",
 ]
 
 
