@@ -31,6 +31,43 @@ _CONFIG = {
     "hidden_act": "silu",
     "torch_dtype": "bfloat16",
 }
+_TOWER = {
+    "model_type": "llava",
+    "text_config": _CONFIG,
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "multimodal_projector_bias": True,
+    "vision_feature_select_strategy": "default",
+}
+_MODEL = {
+    "name": "small",
+    "n_layers": 2,
+    "hidden": 64,
+    "n_heads": 4,
+    "n_kv_heads": 2,
+    "ffn_hidden": 128,
+    "vocab": 500,
+    "moe": {"n_experts": 4, "top_k": 2, "expert_ffn": 64},
+    "layers": [{"times": 1, "sliding_window": 32}, {"sliding_window": None}],
+    "cross_attention": "behind",
+    "encoder": {
+        "stack": {"n_layers": 2, "hidden": 32, "n_heads": 2, "ffn_hidden": 64, "mlp": "gelu", "position": "none"},
+        "reads": "sounds",
+        "joins": "attention",
+        "tokens": 16,
+        "merge": 2,
+        "stem": [[12, 32], [96, 32]],
+        "stem_rows": 2,
+        "projector": [[64, 64]],
+    },
+}
 _PLAN = {
     "seq_len": 64,
     "micro_batch": 1,
@@ -212,6 +249,8 @@ FORMATS = {
     "REMOTE": Format("remote.json", _REMOTE, (_ASTRA.replace("REMOTE", "FILE"),)),
     "RUN": Format("run.yaml", _RUN, ("run FILE --runs 2 --no-gains --jobs 1 --json",)),
     "CONFIG": Format("config.json", _CONFIG, (_PREDICT.replace("CONFIG", "FILE"), "models FILE")),
+    "TOWER": Format("llava.json", _TOWER, (_PREDICT.replace("CONFIG", "FILE") + " --images 2", "models FILE")),
+    "MODEL": Format("small.yaml", _MODEL, (_PREDICT.replace("CONFIG", "FILE"), "models FILE")),
     "PLAN": Format("plan.yaml", _PLAN, (_PREDICT.replace("PLAN", "FILE"),)),
     "ANCHOR": Format("anchor.yaml", _PLAN | {"step_time_s": 0.01}, (f"{_PREDICT} --anchor FILE",)),
     "CLUSTER": Format("cluster.yaml", _CLUSTER, (_PREDICT.replace("h100-sxm", "FILE"),)),

@@ -166,6 +166,13 @@ def test_expandable_segments_grow_and_shrink_by_pages() -> None:
     ]
 
 
+def test_a_tensor_larger_than_all_addresses_runs_out_of_memory() -> None:
+    """No block stands behind the one that takes all addresses of a segment (64 TiB)."""
+    steps = [(ALLOC, 0), (ALLOC, 1)]
+    assert replay(events([30 * MIB, (1 << 46) + GIB], steps), EXPANDABLE).out_of_memory
+    assert not replay(events([30 * MIB, 1 << 45], steps), EXPANDABLE).out_of_memory
+
+
 def test_garbage_goes_before_more_is_asked_for() -> None:
     sizes = [30 * MIB, 40 * MIB, 46 * MIB, 90 * MIB]
     steps = [(ALLOC, 0), (ALLOC, 1), (FREE, 0), (ALLOC, 2), (FREE, 1), (ALLOC, 3)]

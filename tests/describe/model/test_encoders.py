@@ -116,6 +116,34 @@ def test_the_file_that_qwen_itself_ships_has_the_keys_of_both_models_side_by_sid
     assert not spec.notes
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("stem", [[12 * 10**12, 32]], "stem must be a list of pairs of whole numbers from 1 to 1,000,000,000, got"),
+        ("tokens", 0, "encoder: tokens must be at least 1, got 0"),
+        ("reads", "smells", "reads 'smells' is not known; known: text, images, sounds"),
+        ("stack", None, "stack is missing: the encoder's layers, with the keys of a model"),
+    ],
+)
+def test_a_file_with_a_wrong_encoder_is_refused(key: str, value: object, words: str, tmp_path: Path) -> None:
+    mapping, path = spec_mapping(load_model("whisper-large-v3")), tmp_path / "whisper.yaml"
+    mapping["encoder"] = dict(mapping["encoder"]) | {key: value}  # type: ignore[call-overload]
+    path.write_text(yaml.safe_dump(mapping))
+    with pytest.raises(ForerunError) as error:
+        load_spec_file(path)
+    assert words in str(error.value)
+
+
+def test_sides_of_a_patch_are_whole_numbers() -> None:
+    vision = {"model_type": "internvl_vision", "patch_size": [{"a": 14}, 14]}
+    config = {"model_type": "internvl", "vision_config": vision, "text_config": {
+        "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100,
+    }}  # fmt: skip
+    with pytest.raises(ForerunError, match="in vision_config: patch_size must be a list of whole numbers from 1 on"):
+        spec_from_config(Fields(config, "config.json"), "internvl")
+
+
 def test_a_tower_that_is_not_known_is_left_out_and_said() -> None:
     text = {"hidden_size": 2048, "num_hidden_layers": 30, "vocab_size": 262400, "intermediate_size": 8192}
     config = {"model_type": "gemma3n", "vision_config": {"model_type": "gemma3n_vision"}, "text_config": text}

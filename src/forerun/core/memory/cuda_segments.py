@@ -158,6 +158,8 @@ def _grow(heap: Heap, pool: int, stream: int, size: int) -> int:
         return NONE
     while heap.blocks[SIZE, block] < size:
         after = heap.blocks[NEXT, block]
+        if after == NONE:  # the request is larger than all addresses of a segment
+            return NONE
         if not _map(heap, after, min(size - heap.blocks[SIZE, block], heap.blocks[SIZE, after])):
             return NONE
         block = after

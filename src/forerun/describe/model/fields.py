@@ -18,7 +18,7 @@ from forerun.common.errors import ForerunError
 from forerun.common.yaml_files import read_any_yaml
 
 _REQUIRED = -1
-_MOST = 10**9
+LARGEST = 10**9
 """largest count or width; every real model lies far below, and larger numbers overflow in later products"""
 _SHOWN_CHARACTERS = 60
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d{1,3}")
@@ -81,7 +81,7 @@ class Fields:
         value = exponent_number(self._values.get(key))
         return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
 
-    def integer(self, key: str, default: int = _REQUIRED, least: int = 1, most: int = _MOST) -> int:
+    def integer(self, key: str, default: int = _REQUIRED, least: int = 1, most: int = LARGEST) -> int:
         """Reads a whole number from `least` to `most`. A missing key without a default is an error."""
         if not self.stated(key):
             if default == _REQUIRED:

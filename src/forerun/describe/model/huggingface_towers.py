@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from forerun.describe.model.encoder import EncoderSpec
 from forerun.describe.model.families import Values
-from forerun.describe.model.fields import Fields
+from forerun.describe.model.fields import LARGEST, Fields
 from forerun.describe.model.layer_lists import each_layer
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.model.spec_file import even_head_dim
@@ -20,6 +20,7 @@ Tower = EncoderSpec[ModelSpec]
 _ALL_BIASES: Values = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias", "norm_bias"), True)
 _IMAGE_SIDE = 896
 """pixels of a side of an image where files state no size, as models of this kind take images as they are"""
+_NORMS = {"rms_norm": "rmsnorm", "layer_norm": "layernorm"}
 _TAPS = 3
 """taps of Whisper's convolutions over time"""
 
@@ -74,7 +75,15 @@ def _sizes(section: Fields, hidden: int, layers: int, heads: int, ffn: int) -> _
 
 def _side(section: Fields, key: str, default: int) -> int:
     """Reads the pixels of a side, which some files state for both sides."""
-    return int(str(section.items(key)[0])) if section.is_list(key) else section.integer(key, default)
+    return _whole_numbers(section, key)[0] if section.is_list(key) else section.integer(key, default)
+
+
+def _whole_numbers(section: Fields, key: str) -> list[int]:
+    """Reads a list of whole numbers from 1 on; empty where the key is not stated."""
+    found = [item for item in section.items(key) if isinstance(item, int) and 1 <= item <= LARGEST]
+    if len(found) < len(section.items(key)) or (section.is_list(key) and not found):
+        raise section.error(key, "must be a list of whole numbers from 1 on")
+    return found
 
 
 def _patches(section: Fields, image: int, patch: int) -> tuple[int, int]:
@@ -194,7 +203,7 @@ def _internvl(section: Fields) -> Tower:
     sizes = _sizes(section, 1024, 24, 16, 4096)
     own: Values = {
         "qkv_bias": section.flag("attention_bias"),
-        "norm": {"rms_norm": "rmsnorm", "layer_norm": "layernorm"}[section.text("norm_type", "layer_norm")],
+        "norm": _NORMS[section.text("norm_type", "layer_norm", _NORMS)],
         "qk_norm": section.flag("use_qk_norm"),
         "qk_norm_over": "all_heads",
         "final_norm": not section.flag("use_mean_pooling", True),
@@ -388,7 +397,7 @@ def _lfm2(config: Fields, section: Fields, tower: Tower, hidden: int) -> Tower:
 
 def _kimi_projector(config: Fields, section: Fields, tower: Tower, hidden: int) -> Tower:
     """Reads the projector of Kimi K2.5."""
-    sides = [int(str(side)) for side in section.items("merge_kernel_size")] or [2, 2]
+    sides = _whole_numbers(section, "merge_kernel_size") or [2, 2]
     joined = sides[0] * sides[-1]
     wide = tower.stack.hidden * joined
     products = ((wide, wide), (wide, hidden))

@@ -21,7 +21,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 from forerun.common.errors import ForerunError, at
 from forerun.describe.model.compressed import CompressedSpec
 from forerun.describe.model.encoder import EncoderSpec
-from forerun.describe.model.fields import Fields, read_yaml
+from forerun.describe.model.fields import LARGEST, Fields, read_yaml
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.scan import ScanSpec
 from forerun.describe.model.shared_block import SharedBlockSpec
@@ -91,9 +91,11 @@ def _encoder(document: Fields) -> EncoderSpec[ModelSpec] | None:
     given |= _head_defaults(stack)
     stack_values = _values(ModelSpec, stack, given)
     stack.finish()
+    with at(stack.place):
+        layers = ModelSpec(**stack_values)
+    values = _values(EncoderSpec, section, {"stack": layers})
+    section.finish()
     with at(section.place):
-        values = _values(EncoderSpec, section, {"stack": ModelSpec(**stack_values)})
-        section.finish()
         return EncoderSpec(**values)
 
 
@@ -187,8 +189,10 @@ def _value(document: Fields, field: Field[Any], hint: Any) -> Any:
 def _pairs(document: Fields, key: str) -> tuple[tuple[int, int], ...]:
     pairs = document.items(key)
     for pair in pairs:
-        if not isinstance(pair, list | tuple) or [type(size) for size in pair] != [int, int] or min(pair) < 1:
-            raise document.error(key, f"must be a list of pairs of whole numbers above 0, got {pair!r}")
+        whole = isinstance(pair, list | tuple) and [type(size) for size in pair] == [int, int]
+        if not whole or not all(1 <= size <= LARGEST for size in pair):  # type: ignore[attr-defined]
+            shown = f"{pair!r:.60}"
+            raise document.error(key, f"must be a list of pairs of whole numbers from 1 to {LARGEST:,}, got {shown}")
     return tuple((int(pair[0]), int(pair[1])) for pair in pairs)  # type: ignore[index]
 
 

@@ -10,7 +10,7 @@ from math import inf
 from forerun.common.units import MIB
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.layered import LayeredModel
-from forerun.describe.model.parameters import compute_parameter_count
+from forerun.describe.model.parameters import compute_parameter_count, encoder_parameter_count
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.columns import Column, Plans, numbers, where
 from forerun.describe.plan.plan import Plan
@@ -87,7 +87,8 @@ def _too_large(model: AnyModel) -> str:
 def _parameters(model: AnyModel) -> float:
     if isinstance(model, LayeredModel):
         return float(sum(layer.num_parameters for layer in model.layers))
-    return float(compute_parameter_count(model))
+    encoder = 0 if model.runs is None else encoder_parameter_count(model.runs)
+    return float(compute_parameter_count(model) + encoder)
 
 
 def _buckets(model: AnyModel, plan: Plans) -> Column:
