@@ -37,11 +37,11 @@ class LeastSizes:
     """
 
     def __init__(self, runs: UnitRuns) -> None:
-        self._runs = runs
+        self._runs, self._built = runs, cache(_built)
 
     def prepare(self, placed: Sequence[Placed]) -> None:
         """Builds the units that the bounds of many plans need at once."""
-        self._runs.prepare([(built, None) for plan in {plan: None for plan, _ in placed} for built in _built(plan)])
+        self._runs.prepare([(built, None) for plan in {plan: None for plan, _ in placed} for built in self._built(plan)])
 
     def times(self, plan: Plan, groups: Groups) -> UnitTimes:
         """Returns nothing: the bound is of memory alone."""
@@ -49,7 +49,7 @@ class LeastSizes:
 
     def sizes(self, plan: Plan, groups: Groups) -> UnitSizes:
         """Returns the bound for the units of `plan`, in which a split backward pass adds nothing for certain."""
-        built = [self._runs.sizes(each) for each in _built(plan)]
+        built = [self._runs.sizes(each) for each in self._built(plan)]
         fewer, sizes = built[0], built[-1]
         if len(built) > 1:
             times = (plan.micro_batch - _BUILT[-1]) / (_BUILT[1] - _BUILT[0])
