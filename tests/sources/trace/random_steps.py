@@ -92,11 +92,12 @@ def summary(recording, counted, tokens):
 
 def masks_and_statistics_bytes(ops, op, tokens):
     """What compiled code may save beside results: a byte for each element of a ReLU, and of each row of a softmax the
-    largest logit and the sum, in fp32. torch's partitioner counts what a fused kernel makes twice, so it may save the
-    mask beside the result."""
+    largest logit and the sum, in fp32 or wider. torch's partitioner counts what a fused kernel makes twice, so it may
+    save the mask beside the result."""
     relus = [row for row in op.tolist() if ops.name[row] == "relu"]
     masks = sum(block(ops.bytes_written[row] / ELEMENT_BYTES[ops.dtype[row]]) for row in relus)
-    return masks + 2 * block(4 * tokens)
+    softmaxes = [ELEMENT_BYTES[ops.dtype[row]] for row in op.tolist() if ops.name[row] == "_log_softmax"]
+    return masks + 2 * block(max((4, *softmaxes)) * tokens)
 
 
 def block(size_bytes):
