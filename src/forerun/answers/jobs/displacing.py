@@ -130,26 +130,32 @@ class OnNodes(Displacing):
 
     def took(self, place: Placement, number: int) -> None:
         """Gives the job as many free GPUs of each node."""
+        whole = [node for node, taken in place if taken == self.shape.gpus]
+        self.of_gpu[whole] = number
         for node, taken in place:
-            row = self.of_gpu[node]
-            row[np.flatnonzero(row == self.nobody)[:taken]] = number
-            self._again(node)
+            if taken < self.shape.gpus:
+                row = self.of_gpu[node]
+                row[(row == self.nobody).nonzero()[0][:taken]] = number
+        self._again([node for node, _ in place])
 
     def left(self, place: Placement, number: int) -> None:
         """Takes them back."""
-        for node, _ in place:
-            row = self.of_gpu[node]
-            row[row == number] = self.nobody
-            self._again(node)
+        nodes = [node for node, _ in place]
+        held = self.of_gpu[nodes]
+        held[held == number] = self.nobody
+        self.of_gpu[nodes] = held
+        self._again(nodes)
 
     def away(self, nodes: list[int]) -> None:
         """Takes away the nodes under repair, and gives back the others."""
         self.of_gpu[self.of_gpu == self.repair] = self.nobody
         self.of_gpu[nodes] = self.repair
 
-    def _again(self, node: int) -> None:
+    def _again(self, nodes: list[int]) -> None:
         if self._sorted is not None:
-            self._sorted[node] = np.sort(self.stands[self.of_gpu[node]])
+            places = self.stands[self.of_gpu[nodes]]
+            places.sort(axis=1)
+            self._sorted[nodes] = places
 
 
 def _ascending(places: Numbers) -> list[int]:

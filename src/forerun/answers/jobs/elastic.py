@@ -7,6 +7,7 @@ more GPUs busy, but each example of theirs teaches less.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -72,17 +73,20 @@ class Asked:
 
     def speeds(self) -> list[tuple[int, float]]:
         """Returns the numbers of GPUs that it can run on, and its speed on each with what a move there costs."""
-        own, kept = self.scaling, self.kept
-        pairs = zip(own.sizes, own.speeds, strict=True)
-        return [(size, speed if size == self.gpus else speed * kept) for size, speed in pairs]
+        own, kept, now = self.scaling, self.kept, self.gpus
+        if kept == 1.0:
+            return list(zip(own.sizes, own.speeds, strict=True))
+        return [
+            (size, speed if size == now else speed * kept) for size, speed in zip(own.sizes, own.speeds, strict=True)
+        ]
 
 
 class Elastic(ABC):
     """Shares GPUs out among jobs, to each one of the numbers that it can run on, or none."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Scaling, int], Curve] = {}
-        """of jobs that lose nothing by a move"""
+        self._known: dict[tuple[int, int], tuple[Scaling, Curve]] = {}
+        """of jobs that lose nothing by a move, by the identity of their scaling, which is kept with it"""
 
     @abstractmethod
     def usual(self, scaling: Scaling, fair: int) -> int:
@@ -100,10 +104,11 @@ class Elastic(ABC):
     def _curve(self, job: Asked, usual: int) -> Curve:
         if not job.is_free:
             return _with_hull(self.choices(job, usual))
-        key = (job.scaling, usual)
-        if key not in self._known:
-            self._known[key] = _with_hull(self.choices(job, usual))
-        return self._known[key]
+        key = (id(job.scaling), usual)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = job.scaling, _with_hull(self.choices(job, usual))
+        return found[1]
 
 
 class Pollux(Elastic):
@@ -111,7 +116,7 @@ class Pollux(Elastic):
 
     def usual(self, scaling: Scaling, fair: int) -> int:
         """Returns the most GPUs of an equal part."""
-        return max((size for size in scaling.sizes if size <= fair), default=scaling.sizes[0])
+        return scaling.sizes[max(0, bisect_right(scaling.sizes, fair) - 1)]
 
     def choices(self, job: Asked, usual: int) -> Choices:
         """Returns minus the reciprocal of each speedup."""
@@ -178,18 +183,27 @@ def _step(hull: Choices, job: int, at: int) -> tuple[float, int, int]:
 
 def _hull(choices: Choices) -> list[tuple[int, float]]:
     """Returns the choices that are on the concave hull from the first to the best one."""
-    kept: list[tuple[int, float]] = []
-    for size, worth in choices:
-        if kept and worth <= kept[-1][1]:
+    choice = iter(choices)
+    size, worth = next(choice)
+    kept = [(size, worth)]
+    slopes: list[float] = []
+    """from each choice to the next one"""
+    for more, better in choice:
+        if better <= worth:
             continue
-        while len(kept) > 1 and _slope(kept[-2], kept[-1]) <= _slope(kept[-2], (size, worth)):
+        slope = (better - worth) / (more - size)
+        while slopes:
+            size, worth = kept[-2]
+            further = (better - worth) / (more - size)
+            if slopes[-1] > further:
+                break
             kept.pop()
-        kept.append((size, worth))
+            slopes.pop()
+            slope = further
+        kept.append((more, better))
+        slopes.append(slope)
+        size, worth = more, better
     return kept
-
-
-def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
-    return (other[1] - one[1]) / (other[0] - one[0])
 
 
 ELASTIC: Mapping[str, Callable[[], Elastic]] = {"pollux": Pollux, "sia": Sia}

@@ -91,6 +91,9 @@ class _Rounds:
         self.rule = elastic_policy(policy_name)
         ordered = sorted(jobs, key=lambda job: job.submit_s)
         self.arriving = [_Elastic(job, number) for number, job in enumerate(ordered)][::-1]
+        alike: dict[Scaling, Scaling] = {}
+        for each in self.arriving:
+            each.scaling = alike.setdefault(each.scaling, each.scaling)
         for each in self.arriving:
             if each.scaling.sizes[0] > shape.total:
                 raise ForerunError(f"job {each.job.name}: {each.scaling.sizes[0]:,} GPUs are more than {shape.total:,}")
