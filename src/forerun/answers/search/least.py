@@ -41,7 +41,9 @@ class LeastSizes:
 
     def prepare(self, placed: Sequence[Placed]) -> None:
         """Builds the units that the bounds of many plans need at once."""
-        self._runs.prepare([(built, None) for plan in {plan: None for plan, _ in placed} for built in self._built(plan)])
+        self._runs.prepare(
+            [(built, None) for plan in {plan: None for plan, _ in placed} for built in self._built(plan)]
+        )
 
     def times(self, plan: Plan, groups: Groups) -> UnitTimes:
         """Returns nothing: the bound is of memory alone."""
