@@ -100,7 +100,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on first use, so that `import forerun` and the console's help stay quick."""
+    """Imports a public name when it is first used, so that `import forerun` and `forerun --help` are fast."""
     if name == "kernels":
         return import_module("forerun.sources.trace.opaque")
     if name not in _HOMES:

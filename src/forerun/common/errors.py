@@ -1,4 +1,4 @@
-"""Errors that a user can cause. The command line prints their one line and exits with status 2."""
+"""Errors that a user can cause. The command line prints the message as one line and exits with code 2."""
 
 import difflib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _LONGEST_MESSAGE = 4000
 
 
 def bounded(text: str, most: int = _LONGEST_MESSAGE) -> str:
-    """Returns `text`, of which the middle is left out where it has more than `most` characters."""
+    """Returns `text`, without its middle if it has more than `most` characters."""
     half = most // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
@@ -25,9 +25,9 @@ class ImpossibleResult(ForerunError):
 
 
 class UnknownName(ForerunError):
-    """A name that is not known. The message suggests similar names first, then lists all.
+    """An unknown name. The message first suggests similar names, then lists all known names.
 
-    Where they are too many for a message, it names `command`, which lists them.
+    If there are too many of them, the message names `command`, which lists them.
     """
 
     def __init__(self, what: str, name: str, known: list[str], command: str = "") -> None:
@@ -49,7 +49,7 @@ class ImpossiblePlan(ForerunError):
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Begins the messages of errors with `place`."""
+    """Context manager that puts `place` before the messages of errors."""
     try:
         yield
     except (ImpossiblePlan, ImpossibleResult) as error:

@@ -1,7 +1,7 @@
-"""Shown: what an answer offers to a notebook, namely its rows, a table in HTML and a picture.
+"""Shown: the base class of answers in notebooks, with rows, an HTML table and a picture.
 
-Packages below `interfaces` know the rows of their answers, but not how to draw them. `interfaces/notebook.py` says so
-by `looks_like`.
+Packages below `interfaces` define the rows of their answers, but not how to draw them. `interfaces/notebook.py`
+registers that with `looks_like`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Picture:
 
     png: bytes
     about: str
-    """what it shows, in words, for those who can't see it"""
+    """what the picture shows, in words, for readers who can't see it"""
 
     def __repr__(self) -> str:
         return f"Picture({self.about!r}, {len(self.png):,} bytes)"
@@ -43,7 +43,7 @@ class Picture:
         return self.png
 
     def save(self, path: str | Path) -> Path:
-        """Writes the PNG file and returns its path. Raises ForerunError where it can't be written."""
+        """Writes the PNG file and returns its path. Raises ForerunError if the file can't be written."""
         with whole_file(path) as file:
             file.write(self.png)
         return Path(path)
@@ -58,23 +58,23 @@ _LOOKS: dict[type, _Look] = {}
 
 
 def looks_like(kind: type, table: Callable[[Any], str], picture: Callable[[Any], Picture]) -> None:
-    """Sets how answers of a kind are shown: `table` returns HTML, `picture` a Picture."""
+    """Registers how a class of answers is shown: `table` returns HTML, `picture` returns a Picture."""
     _LOOKS[kind] = _Look(table, picture)
 
 
 class Shown(ABC):
-    """An answer that a notebook shows as a table, and that gives its rows and its picture."""
+    """An answer with rows and a picture, which a notebook shows as a table."""
 
     @abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns the figures as flat dicts; units are in the keys."""
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Returns `to_rows` as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
+        """Returns `to_rows` as a pandas DataFrame. Raises ForerunError if pandas is not installed."""
         return dataframe(self.to_rows())
 
     def plot(self) -> Picture:
-        """Returns the picture that says most. Raises ForerunError where matplotlib is not installed."""
+        """Returns the main picture of this answer. Raises ForerunError if matplotlib is not installed."""
         return _LOOKS[type(self)].picture(self)
 
     def _repr_html_(self) -> str | None:
@@ -84,7 +84,7 @@ class Shown(ABC):
 
 
 def dataframe(rows: Sequence[dict[str, Any]]) -> pandas.DataFrame:
-    """Returns the rows as a pandas DataFrame. Raises ForerunError where pandas is not installed."""
+    """Returns the rows as a pandas DataFrame. Raises ForerunError if pandas is not installed."""
     try:
         import pandas
     except ImportError:

@@ -1,4 +1,4 @@
-"""The Python interface: models and clusters by name, path or object."""
+"""The Python interface. Its functions take models and clusters as a preset's name, a path or an object."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def predict(
 ) -> Prediction:
     """Predicts one optimizer step of `model` under `plan` on `cluster`.
 
-    `model` is a ModelSpec, a LayeredModel (whose plan has a seq_len of 1), a preset's name or a file; `cluster` a
-    Cluster, a preset's name or a YAML file. `network` is what the GPUs communicate over in place of the links of the
-    cluster: a Network, a network file or a line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`. `measured`
-    are your own times of kernels and collectives (`load_measured`). `loop` is what the training loop does every n steps
-    (`TrainingLoop(checkpoint=500, gc=50, metrics=10)`), and `Prediction.loop` then has its cost; `storage` is where its
-    checkpoints go.
+    `model` is a ModelSpec, a LayeredModel (whose plan has a seq_len of 1), the name of a preset or a file. `cluster` is
+    a Cluster, the name of a preset or a YAML file. `network` replaces the links of the cluster: a Network, a network
+    file or a line of text such as `switch:8@450/300ns,fat-tree:16@50/700ns`. `measured` has your own times of kernels
+    and collectives (`load_measured`). `loop` describes the periodic work of the training loop
+    (`TrainingLoop(checkpoint=500, gc=50, metrics=10)`), whose cost is in `Prediction.loop`. `storage` is the file
+    system for its checkpoints.
 
     Raises:
         ImpossiblePlan: the plan cannot run; the message says why.
@@ -103,7 +103,7 @@ def simulate(
     loop: TrainingLoop | None = None,
     storage: Storage | None = None,
 ) -> Simulation:
-    """Predicts as `predict` does, and keeps the Program, its Timeline and its memory."""
+    """Predicts one optimizer step like `predict`, and also returns the Program, its Timeline and its memory."""
     where = _cluster(cluster)
     setup = Setup(_any_model(model), plan, where, network_of(where, network), measured, replays=True)
     return around_plan(simulate_setup(setup), setup, loop, storage)
@@ -114,7 +114,7 @@ def load_measured(
 ) -> Measured | None:
     """Reads your measured times of kernels and collectives from CSV files (docs/cli.md); None without files.
 
-    Raises ForerunError if a file can't be read or holds something wrong; the message names the line and the column.
+    Raises ForerunError if a file can't be read or has a wrong value; the message names the line and the column.
     """
     return read_measured(kernel_profile, network_profile)
 
@@ -134,7 +134,7 @@ def predict_program(
 ) -> Simulation:
     """Predicts one step of a saved Program, or of its file, on `cluster`.
 
-    `n_gpus` is another number of ranks, reached by data parallelism alone. See
+    `n_gpus` is another number of ranks; only data parallelism changes. See
     `forerun.answers.analysis.predict_program.predict_program` for the other arguments and the errors.
     """
     where = _cluster(cluster)
@@ -164,8 +164,8 @@ def search(
 ) -> SearchResult:
     """Returns the best plans for `n_gpus` of `cluster`, on `network` as in `predict`.
 
-    `options` are those of `forerun.answers.search.search.search`; where `fixed` names no stack, all are tried that a
-    search is free to choose (docs/cli.md).
+    `options` are those of `forerun.answers.search.search.search`. If `fixed` names no stack, the search tries the
+    default stacks (docs/cli.md).
     """
     where = _cluster(cluster)
     options["fixed"] = with_open_stacks(options.get("fixed"))
@@ -185,7 +185,7 @@ def sweep(
 ) -> Sweep:
     """Returns a search for each number of GPUs and each global batch, and the best of them all.
 
-    `options` are those of `forerun.answers.search.sweep.sweep`, and stacks as in `search`.
+    `options` are those of `forerun.answers.search.sweep.sweep`. Stacks are chosen as in `search`.
     """
     where = _cluster(cluster)
     options["fixed"] = with_open_stacks(options.get("fixed"))

@@ -1,4 +1,4 @@
-"""The Python interface of experiments: `forerun.Experiment`, and what its runs and studies answer."""
+"""The Python interface of experiments: `forerun.Experiment`, its runs and its studies."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Experiment:
 
     @staticmethod
     def presets() -> tuple[str, ...]:
-        """Names of the experiments that come with Forerun."""
+        """Returns the names of the experiments that come with Forerun."""
         return preset_names()
 
     def changed(self, changes: Mapping[str, Any]) -> Experiment:
-        """This experiment with other values of keys: {"training.num_nodes": 8}."""
+        """Returns this experiment with other values of some keys, such as {"training.num_nodes": 8}."""
         return Experiment(changed(self.request, changes))
 
     def run(self) -> Run:
@@ -82,7 +82,7 @@ class Experiment:
         grid: bool = False,
         folder: str | Path | None = None,
     ) -> Study:
-        """Returns variants of the experiment side by side, one change at a time, or all combinations with `grid`."""
+        """Simulates variants of the experiment: one change at a time, or all combinations with `grid`."""
         return Study(
             compare(
                 self.request,
@@ -102,7 +102,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was simulated."""
+    """A simulated run."""
 
     result: RunResult
 
@@ -111,8 +111,8 @@ class Run:
         return self.result.summary()
 
     def other_reading(self) -> OtherReading | None:
-        """Returns the step where a network bandwidth without a unit counts bytes and not bits; None where nothing
-        depends on that."""
+        """Returns the step time if a network bandwidth without a unit means bytes instead of bits; None if nothing
+        depends on it."""
         return other_reading(self.result.request)
 
     @cached_property
@@ -120,11 +120,12 @@ class Run:
         return answers_of(self.result)
 
     def analyze(self) -> Answers:
-        """Returns bottlenecks, critical path, sensitivities and advice; each of the last two simulated."""
+        """Returns bottlenecks, critical path, sensitivities and recommendations. Forerun simulates each of the last
+        two."""
         return self._answers
 
     def to_dataframe(self) -> DataFrame:
-        """Returns a row for each iteration, or for equal ones together. Needs pandas."""
+        """Returns a row for each iteration, or for each run of equal iterations. Needs pandas."""
         return self.result.to_dataframe()
 
     @cached_property
@@ -136,7 +137,7 @@ class Run:
         """Returns every start and end of a kernel, collective, copy or launch, in the order of time. Needs pandas.
 
         It has the rows and columns of the events.csv that `export(history=True)` writes: whole iterations from the
-        first on, up to 40,000 nodes. `attrs["note"]` says which, where they are not all.
+        first one, up to 40,000 nodes. If iterations are missing, `attrs["note"]` says which ones are there.
         """
         frame = History(self._history.iterations).to_dataframe()
         if self._history.note:
@@ -179,7 +180,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """A study that was simulated."""
+    """A simulated study."""
 
     result: ScalingStudy | Comparison | StragglerStudy
 

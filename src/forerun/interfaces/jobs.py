@@ -1,4 +1,4 @@
-"""Schedules of many jobs from Python: policies side by side."""
+"""Simulates many jobs under several scheduling policies, from Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Jobs:
         self.request: JobsRequest | UnlikeRequest = read_cluster(Path(path))
 
     def schedule(self, policies: Sequence[str] = ()) -> Schedules:
-        """Simulates the jobs under each policy, those of the file unless given. Raises UnknownName for a policy."""
+        """Simulates the jobs under each of the policies; by default under those of the file. Raises UnknownName for a
+        policy."""
         request, chosen = self.request, tuple(dict.fromkeys(policies))
         if chosen and isinstance(request, JobsRequest):
             check_names(chosen, request.placement)
@@ -48,7 +49,7 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Schedules(Shown):
-    """Schedules hold what becomes of the jobs under each policy."""
+    """The schedules of the jobs under each policy."""
 
     request: JobsRequest | UnlikeRequest
     outcomes: tuple[PolicyOutcome, ...]

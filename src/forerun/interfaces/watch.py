@@ -1,6 +1,6 @@
-"""A run beside its prediction: measured and predicted steps in the log, and the file that `--anchor` takes.
+"""Compares a running training loop with its prediction: a line in the log, and a file for `--anchor`.
 
-`StepWatch` works in any training loop. `hugging_face_callback`, `lightning_callback` and `watch_torchtitan` put it into
+`StepWatch` works in any training loop. `hugging_face_callback`, `lightning_callback` and `watch_torchtitan` add it to
 the loops of these tools.
 """
 
@@ -30,16 +30,16 @@ class StepWatch:
     ...     train_step(batch)
     ...     watch.step()
 
-    The time of a step is the median of the times between calls of `step`, because single steps vary. GPUs work behind
-    the host, but not by more than a step, so the median is right after a few steps.
+    The time of a step is the median of the times between calls of `step`, because single steps vary. GPUs lag behind
+    the host by at most one step, so the median is right after a few steps.
 
     Args:
-        prediction: what the step should take.
-        anchor: the file that `--anchor` takes is written here each time that a line is printed; None for no file.
-        warm_up: this many steps are not counted. Compilation and the first allocations make them slow.
-        every: prints a line after each of so many counted steps.
-        out: receives each line.
-        clock: returns the seconds now.
+        prediction: the prediction of the step.
+        anchor: path of the file for `--anchor`, which is written with each printed line; None writes no file.
+        warm_up: number of first steps to ignore, because compilation and allocation make them slow.
+        every: number of counted steps from one printed line to the next.
+        out: function that receives each line.
+        clock: function that returns the present time in seconds.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StepWatch:
         return median(self.steps_s) if self.steps_s else None
 
     def step(self) -> None:
-        """Notes the end of a step."""
+        """Records the end of a step; call it after each optimizer step."""
         now_s = self._clock()
         if self._last_s is not None:
             self.steps_s.append(now_s - self._last_s)
@@ -77,7 +77,7 @@ class StepWatch:
         self._last_s = now_s if self._to_skip == 0 else None
 
     def line(self) -> str:
-        """Returns measured beside predicted, in one line."""
+        """Returns one line with the measured and the predicted step time."""
         measured, predicted = self.step_time_s, self.prediction
         if measured is None:
             return f"forerun: predicted step {seconds(predicted.step_time_s)}, none measured yet"
@@ -89,7 +89,7 @@ class StepWatch:
         return f"forerun: step {figures} ({off:+.1%}, {band})"
 
     def write_anchor(self, path: str | Path) -> Path:
-        """Writes the plan and the measured step as the file that `--anchor` takes, and returns its path.
+        """Writes the plan and the measured step time to a file for `--anchor`, and returns its path.
 
         Raises ForerunError before the first counted step, for a prediction without a plan, or where the file can't be
         written.
@@ -132,8 +132,8 @@ def hugging_face_callback(watch: StepWatch) -> Any:
 def lightning_callback(watch: StepWatch) -> Any:
     """Returns a callback for Lightning: `Trainer(..., callbacks=[lightning_callback(watch)])`.
 
-    A step of Lightning is a batch. Only batches that end in an optimizer step are noted, in the first process of the
-    run. Raises ForerunError where Lightning is not installed.
+    A step of Lightning is a batch. The callback counts only batches that end with an optimizer step, in the first
+    process of the run. Raises ForerunError where Lightning is not installed.
     """
     try:
         from lightning.pytorch import Callback
@@ -155,7 +155,7 @@ def lightning_callback(watch: StepWatch) -> Any:
 
 
 def watch_torchtitan(trainer: Any, watch: StepWatch) -> None:
-    """Notes each step of torchtitan's Trainer; call it before `trainer.train()`, in the first process of the run.
+    """Records each step of torchtitan's Trainer. Call it before `trainer.train()`, in the first process of the run.
 
     Raises ForerunError for an object without `train_step`.
     """

@@ -40,18 +40,19 @@ class Run:
         executor: str = "local",
         ray_address: str | None = None,
     ) -> SimulatedRuns:
-        """Simulates `runs` runs that differ in luck, and with `gains` what changes of the system would do.
+        """Simulates `runs` runs with different random failures, and with `gains` the gain of each improvement of the
+        system.
 
-        With `store` outcomes are kept in that file, and a study that was broken off goes on from there. With executor
-        `ray` runs are simulated on a Ray cluster. Raises ForerunError for fewer than one run, for more failures than
-        can be simulated, or for a store or a cluster that can't be used.
+        `store` is a file that keeps outcomes, from which an interrupted study continues. Executor `ray` simulates on a
+        Ray cluster. Raises ForerunError for fewer than one run, for more failures than can be simulated, or for a store
+        or a cluster that can't be used.
         """
         return SimulatedRuns(study_run(self.request, runs, seed, workers, gains, None, store, executor, ray_address))
 
 
 @dataclass(frozen=True)
 class SimulatedRuns(Shown):
-    """Holds what becomes of a run, over all seeds."""
+    """The outcomes of a run for all seeds."""
 
     study: RunStudy
 

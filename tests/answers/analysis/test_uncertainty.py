@@ -253,11 +253,11 @@ def test_the_words_of_a_band_name_what_widens_it() -> None:
     plain = band_words(KNOWN, CLUSTER, 8, 1.0, 0.0)
     assert plain == (
         f"residuals of {known.few.rows} published steps of {known.few.sources} sources, each left out of the fit, on "
-        f"up to {known.few_gpus} GPUs, 1.00 times as wide, for what is not calibrated or is communication"
+        f"up to {known.few_gpus} GPUs, 1.00 times as wide, for uncalibrated kernels and for communication"
     )
     unseen = replace(CLUSTER, device=replace(CLUSTER.device, architecture="unknown"), rates=KernelRates(memory=1.1))
     wider = band_words(NEW, unseen, 8, 0.0, 0.0)
-    assert "narrowed by the measured steps that were given" in wider
+    assert "narrowed by your measured steps" in wider
     assert f"{widening(0.0, 0.0):.2f} times as wide" in wider
     assert f"no measurement tells the clock of {CLUSTER.device.name} under load" in wider
 

@@ -144,9 +144,9 @@ def test_a_slower_step_wins_where_its_saves_are_faster():
     found = soonest_plans(plans, study)
     assert found.studies[0].request.name == "5"
     assert len(found.studies) == 4, "the second one can't run, and the last one can't win"
-    assert "Of all plans that fit, 5 trains soonest: 4 were simulated" in found.proof
-    assert "1 faster plans can't do the run as the file asks: it has no replicas." in found.proof
-    with pytest.raises(ForerunError, match="no plan can do the run as the file asks: it has no replicas"):
+    assert "Of all plans that fit, 5 finishes the run soonest. Forerun simulated 4 plans" in found.proof
+    assert "1 faster plans cannot run what the file describes: it has no replicas." in found.proof
+    with pytest.raises(ForerunError, match="no plan can run what the file describes: it has no replicas"):
         soonest_plans(Stated([(10.0, 1.0)], refused=1), study)
 
 
@@ -172,7 +172,7 @@ def test_the_command_names_the_best_plan_of_all(tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert len(record["alternatives"]) == 3
     assert record["alternatives"][0]["name"] in record["notes"][-1]
-    assert "trains soonest" in record["notes"][-1]
+    assert "finishes the run soonest" in record["notes"][-1]
     copies = plan | {"fields": fields | {"dp_replicate": 8, "dp_shard": 1, "zero_stage": 0}}
     for key, value in (("schedule", [{"share": 1.0}]), ("plan", copies | {"compress_gradients": "int8"})):
         path.write_text(json.dumps({"gpus": 8, "tokens": "1B", "plan": plan} | {key: value}))

@@ -117,7 +117,7 @@ def test_what_does_not_fit_says_why():
     assert result.best is None
     limit = CLUSTER.device.memory_bytes / GIB
     assert result.too_large[0].reason == (
-        f"needs 41.0 GiB beside CUDA and NCCL at every rank, {limit:.1f} available: activation 30.0"
+        f"needs 41.0 of {limit:.1f} GiB beside CUDA and NCCL on every rank; the largest part is activation with 30.0"
     )
     assert result.out_of_memory == {"activation": len(result.too_large)}
 

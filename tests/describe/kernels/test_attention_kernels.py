@@ -87,7 +87,7 @@ def test_rates_that_stand_in_for_unknown_ones_are_said_and_leave_the_calibrated_
     )
     assert flash4.step_time_s == flash3.step_time_s
     assert flash4.coverage < flash3.coverage
-    assert "attention flash4: its rates on hopper are not known; those of flash3 stand in" in flash4.explain
+    assert "attention flash4: its rates on hopper are not known, so Forerun uses those of flash3" in flash4.explain
     assert "stand in" not in "".join(flash3.explain)
 
 

@@ -188,7 +188,8 @@ def test_help_of_a_field_says_the_default_that_is_used():
     assert not plan_options._help("tp", True).endswith(").")
     assert "(default" not in plan_options._help("compile", False)
     assert plan_options._help("loss_parallel", True).endswith(" (default on).")
-    assert [plan_options._plain(value) for value in (True, False, 3)] == ["on", "off", "3"]
+    assert [plan_options._plain(value) for value in (True, False, 3, ("a", "b"))] == ["on", "off", "3", "a,b"]
+    assert "(default" not in plan_options._help("document_lengths", False)
 
 
 def test_heat_maps_have_two_axes_that_may_differ():

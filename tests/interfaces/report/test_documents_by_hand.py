@@ -38,7 +38,7 @@ def scaled(**changes):
 def test_the_best_scales_and_the_verdict():
     assert studies._best_scales(scaled()).entries == (
         ("fastest that fits", "400 nodes", "3,200 GPUs, 20,000 images/s, $1,234.50 per million images"),
-        ("most nodes that still are efficient", "1 node", "8 GPUs, 100 images/s, $1,234.50 per million images"),
+        ("largest efficient number of nodes", "1 node", "8 GPUs, 100 images/s, $1,234.50 per million images"),
         ("cheapest", "none", ""),
         ("breaks down", "400 nodes", "below 80% efficiency"),
     )
@@ -199,7 +199,7 @@ def test_iterations_on_a_page(monkeypatch):
     least, most = Hand(peak_reserved_gib=60.0), Hand(peak_reserved_gib=61.25)
     assert len(runs._undisturbed(Hand(iterations=[1, 2], fullest=least, prediction=least))) == 1
     assert runs._undisturbed(Hand(iterations=[1, 2], fullest=most, prediction=least))[1] == (
-        "Most memory takes an iteration with 61.2 GiB."
+        "The iteration with the highest peak needs 61.2 GiB."
     )
 
 
@@ -260,7 +260,7 @@ def test_what_became_of_the_other_plans(monkeypatch):
     assert table.rows == (
         ("fit, and were simulated", "1,200", ""),
         ("run out of 79.2 GiB", "30", "weights is the largest part of 1,000, other is the largest part of 2"),
-        ("not simulated: a bound shows they are slower", "4,000", ""),
+        ("not simulated: a lower bound proves that they are slower", "4,000", ""),
         ("impossible", "9", ""),
     )
     most = searches._REASONS

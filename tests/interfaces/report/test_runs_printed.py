@@ -61,7 +61,7 @@ FIGURES = [
     "GPU hours 1,234.50, 2,345.7 kWh",
     "cost 9,876.50 dollars (20.00 an hour), 1.50 a billion tokens",
     "warning: slow link",
-    "Where the time goes (the rank that sets the pace)",
+    "Where the time goes (slowest rank)",
     "compute 1.50 s 75.0% " + "#" * 30,
     "waiting 500 ms 25.0% " + "#" * 10,
 ]
@@ -98,7 +98,7 @@ def test_a_run_is_printed_with_what_would_help(plain):
     ])  # fmt: skip
     assert crowded(experiment_console.print_run, ran(), answers()) == []
     nothing = words(experiment_console.print_run, ran(), answers(0))
-    assert nothing[-2:] == ["Recommended (each simulated)", "nothing that was tried is better"]
+    assert nothing[-2:] == ["Recommended (each simulated)", "none of the simulated changes is better"]
 
 
 def test_the_bill_of_a_run():

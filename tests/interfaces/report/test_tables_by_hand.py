@@ -326,7 +326,7 @@ def test_a_measured_step_beside_its_prediction(monkeypatch):
     )
     assert words(measured_step.print_step, None, None, figures) == joined([
         ["heading"], ["predicted"], ["step", "ms", "1,234.6"], ["peak", "GiB", "-"], ["MFU", "%", "40.0"],
-        ["No GPU is here, so nothing was measured."],
+        ["This machine has no GPU, so nothing was measured."],
     ])  # fmt: skip
     record = measured_step.step_record(None, measured, figures[:2])
     assert [one["error"] for one in record["figures"]] == [pytest.approx(0.23456), None]

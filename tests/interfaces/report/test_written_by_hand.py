@@ -166,7 +166,7 @@ def test_what_an_installation_lacks(monkeypatch):
     findings = [data, plot]
     assert words(doctor.print_doctor, findings) == joined([
         ["What this installation has"], ["what", "found"], ["extra data", data.found], ["!", "extra plot", plot.found],
-        ["What is missing, and the line that installs it"], ["extra plot: pip install 'forerun[plot]'"],
+        ["What is missing, and the command that installs it"], ["extra plot: pip install 'forerun[plot]'"],
     ])  # fmt: skip
     assert crowded(doctor.print_doctor, findings) == []
     assert len(words(doctor.print_doctor, [data])) == 3

@@ -185,7 +185,7 @@ def test_what_goes_wrong_is_one_line_with_its_status(client: TestClient, monkeyp
     assert raising(ForerunError("a\n b")).json() == {"error": "a b"}
     assert raising(ForerunError("a")).status_code == 400
     found = raising(MemoryError())
-    assert (found.status_code, found.json()["error"][:25]) == (400, "this takes more memory th")
+    assert (found.status_code, found.json()["error"][:25]) == (400, "the request needs more me")
     found = raising(KeyError("x"))
     assert (found.status_code, found.json()["error"]) == (
         500,

@@ -179,7 +179,7 @@ def _compute(simulation: Simulation, threshold: float) -> Usage:
     parts.sort(key=lambda part: -part.value)
     value = sum(part.share for part in parts)
     most = f"{parts[0].name} take {parts[0].share:.0%}" if parts else "nothing computes"
-    text = f"kernels run {value:.0%} of the step, {most}; HFU is {prediction.hfu:.0%}"
+    text = f"kernels run for {value:.0%} of the step, {most}; HFU is {prediction.hfu:.0%}"
     return Usage("compute", value, threshold, text, tuple(parts))
 
 
@@ -201,7 +201,7 @@ def _network(simulation: Simulation, threshold: float) -> Usage:
     prediction = simulation.prediction
     value = prediction.exposed_comm_s / prediction.step_time_s
     parts = tuple(exposed_by_collective(simulation, simulation.slowest))
-    text = f"communication runs without a kernel beside it {value:.0%} of the step"
+    text = f"communication is exposed (no kernel runs beside it) for {value:.0%} of the step"
     if parts and value > 0:
         text += f", most of it {parts[0].name}: {parts[0].share:.0%}"
     return Usage("network", value, threshold, text, parts)
@@ -211,7 +211,7 @@ def _pipeline(simulation: Simulation, threshold: float) -> Usage:
     prediction = simulation.prediction
     value = prediction.bubble_s / prediction.step_time_s
     pace = _spent(prediction.breakdown, Cause.BUBBLE) / prediction.step_time_s
-    text = f"GPUs wait for other stages {value:.0%} of the step, mean over all; the one that sets the pace {pace:.0%}"
+    text = f"GPUs wait for other pipeline stages for {value:.0%} of the step on average, the slowest one for {pace:.0%}"
     return Usage("pipeline", value, threshold, text)
 
 
@@ -225,14 +225,14 @@ def _waiting(simulation: Simulation, threshold: float) -> Usage:
     parts = sorted((part for part in parts if part.value > 0), key=lambda part: -part.value)
     value = float((shares * ranks).sum() / ranks.sum())
     most = f", {parts[0].name} most, {parts[0].share:.0%}" if parts else ""
-    text = f"GPUs wait for slower ones {value:.0%} of the step, mean over all{most}"
+    text = f"GPUs wait for slower GPUs for {value:.0%} of the step on average{most}"
     return Usage("waiting", value, threshold, text, tuple(parts))
 
 
 def _host(simulation: Simulation, threshold: float) -> Usage:
     prediction = simulation.prediction
     value = _spent(prediction.breakdown, Cause.HOST) / prediction.step_time_s
-    text = f"the GPU has nothing to do {value:.0%} of the step as the host has launched nothing"
+    text = f"the GPU is idle for {value:.0%} of the step because the host has not launched the next kernel"
     return Usage("host", value, threshold, text)
 
 

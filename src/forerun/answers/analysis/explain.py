@@ -44,7 +44,7 @@ def explain(
         for link in cluster.links
     )
     if network is not None:
-        links = f"NCCL's algorithms on {network.topology}, each axis's groups all at once"
+        links = f"NCCL's algorithms on {network.topology}; all groups of an axis communicate at the same time"
     where = ", ".join(f"{group.axis} {group.nodes}x{group.ranks_per_node}" for group in memory.groups) or "none"
     fitted = "; ".join(f"{name} {getattr(stack, name)} ({how})" for name, how in stack.fitted.items())
     lines = [
@@ -63,11 +63,11 @@ def explain(
         "exposed_comm_s: gaps of the compute stream that end with a collective or transfer on another stream",
         "bubble_s: gaps that end with another pipeline stage, mean over ranks",
         f"mfu: {mfu}",
-        "hfu: the FLOPs of mfu and those of recomputation, counted alike, over the same peak",
+        "hfu: the FLOPs of mfu and those of recomputation, counted in the same way, over the same peak",
         "peak_allocated_gib: tensors from allocation to last use in host issue order; the peak is on"
         f" {memory.fullest.rank_class}",
         f"peak_reserved_gib: {_how_reserved(stack) if memory.replayed else estimate}",
-        "peak_reserved_low_gib, peak_reserved_high_gib: residuals of published reserved peaks",
+        "peak_reserved_low_gib, peak_reserved_high_gib: from the errors of published reserved peaks",
         f"device_gib: reserved, and {outside_gib:.2f} GiB of context and NCCL buffers (outside.yaml)",
         f"fits: {rules}, and {outside_gib:.2f} GiB of context and NCCL"
         f" buffers within {memory.limit_bytes / GIB:.1f} GiB",
@@ -105,7 +105,7 @@ def _outside(coverage: Coverage) -> list[str]:
     if not coverage.outside:
         return []
     most = "; ".join(f"{what}, {share:.1%}" for what, share in coverage.outside)
-    return [f"outside calibrated shapes, most kernel time first: {most}"]
+    return [f"outside the calibrated shapes, longest first: {most}"]
 
 
 def _stand_ins(program: Program, device: Device) -> list[str]:
@@ -114,7 +114,7 @@ def _stand_ins(program: Program, device: Device) -> list[str]:
     kernels = sorted({ops.kernel[row] for row in np.flatnonzero(ops.is_attention).tolist()})
     rates = {kernel: fused_kernel(kernel).rate_on(device.architecture).stands_in for kernel in kernels}
     return [
-        f"attention {kernel}: its rates on {device.architecture} are not known; {other} stand in"
+        f"attention {kernel}: its rates on {device.architecture} are not known, so Forerun uses {other}"
         for kernel, other in rates.items()
         if other
     ]

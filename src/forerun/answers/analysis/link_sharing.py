@@ -37,7 +37,8 @@ def link_notes(shared_s: float) -> tuple[str, ...]:
     if shared_s <= 0:
         return ()
     return (
-        f"shared_links_s: collectives and transfers of the slowest rank take {shared_s * 1e3:.3g} ms longer than alone,"
-        " hidden or not, where several use one link at once: each asks for its bytes over the link's rate and its own"
-        " time, and all slow alike while these shares sum to more than the link",
+        f"shared_links_s: collectives and transfers of the slowest rank take {shared_s * 1e3:.3g} ms"
+        " longer than alone, hidden or exposed, because several use one link at the same time; each one's"
+        " demand is its bytes over the link's rate and its own time, and all slow down equally while the"
+        " demands exceed the link",
     )

@@ -152,7 +152,7 @@ def _notes(program: Program, origin: Origin, stack: str | None) -> tuple[str, ..
 
 def _uncompiled(fallback: str) -> str:
     """Returns the warning about code that should be compiled and is not."""
-    return f"torch.compile failed: {fallback}; compiled it is faster, so the step time is too long"
+    return f"torch.compile failed: {fallback}; compiled code would be faster, so the predicted step time is too long"
 
 
 def _precision(ops: OpTable, counts: I64) -> str:

@@ -1,4 +1,4 @@
-"""Prediction: the figures that a user reads; `explain` says where each of them comes from."""
+"""Prediction: the figures that a user reads. Its field `explain` says where each figure comes from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Prediction(Shown):
     """The outcome of one plan or Program: times in seconds on the slowest rank, memory in GiB (2**30 bytes) on the
     fullest rank.
 
-    A figure is None where the Program does not state what it needs (plan, tokens, model FLOPs).
+    A figure is None if the Program does not state the data that it needs (plan, tokens, model FLOPs).
     """
 
     model: str
@@ -48,30 +48,32 @@ class Prediction(Shown):
     tokens_per_s_per_gpu: float | None
     mfu: float | None
     """model FLOP/s over dense peak: 6 N + 12 L h s FLOPs per token, attention not halved for causal masks (PaLM, app.
-    B); the FLOPs of all layers for models given layer by layer. Where GPUs differ, the peak is the mean of theirs"""
+    B); for models given layer by layer, the FLOPs of all layers. If GPUs differ, the peak is their mean"""
     hfu: float
-    """model FLOP/s and those of recomputation, counted as for MFU, over dense peak; never less than MFU"""
+    """FLOP/s of the model and of recomputation, counted as for MFU, over the dense peak; at least MFU"""
 
     peak_allocated_gib: float
     peak_reserved_gib: float
     peak_reserved_low_gib: float
     peak_reserved_high_gib: float
-    """upper end of its 80 % band; at most the device's memory where the prediction fits"""
+    """upper end of its 80 % band; at most the device's memory if the prediction fits"""
     device_gib: float
     """memory that nvidia-smi shows: reserved memory, the CUDA context and the buffers of NCCL"""
     memory_limit_gib: float
-    """memory of the fullest rank's device; where GPUs differ, the fullest rank takes the largest share of its device"""
+    """memory of the fullest rank's device; if GPUs differ, the fullest rank is the one that uses the largest share of
+    its device"""
     fits: bool
     """whether every rank has enough memory"""
     fit_in_doubt: bool
-    """whether the limit lies inside the 80 % band of the least memory needed; `fits` is then the likelier answer"""
+    """whether the limit is inside the 80 % band of the least memory needed; `fits` is then only the more likely
+    answer"""
     warnings: tuple[str, ...]
-    """effects that the figures leave out and a user should know, one line each"""
+    """effects that the figures do not include and that a user should know, one line each"""
     memory_by_category_gib: dict[str, float]
     """category -> GiB at the peak of the fullest rank class; the sum is peak_allocated_gib"""
     peak_rank_class: str
     peak_owner: str
-    """the block and the node at which the peak occurs, in words"""
+    """block and node at which the peak occurs, in words"""
 
     exposed_comm_s: float
     """seconds in which communication runs and no kernel does"""
@@ -86,29 +88,29 @@ class Prediction(Shown):
     explain: tuple[str, ...]
     """where each figure comes from, one line each"""
     network: NetworkUse | None = None
-    """the network that collectives ran on in place of the cluster's links; None where none was given"""
+    """the network that replaces the cluster's links; None without one"""
     missing: tuple[str, ...] | None = None
-    """ops that the user's own measurements lack, longest first, and that the shipped model timed; None where no
-    measurements were given"""
+    """ops that are not in the user's measurements, longest first; Forerun's model gives their times. None without
+    measurements"""
     sample: str | None = None
     """one sample of a model given layer by layer (image, sequence); None for a model of tokens"""
     samples_per_s_per_gpu: float | None = None
-    """rate of these samples"""
+    """number of these samples per second"""
     shared_links_s: float = 0.0
-    """seconds that the collectives and transfers of the slowest rank, hidden or not, take longer because others use the
+    """additional seconds of the slowest rank's collectives and transfers, hidden or exposed, because others use the
     same links"""
     mfu_peak: str = ""
     """the peak that MFU and HFU divide by, in words: bf16, 989 TFLOP/s"""
     memory_recorded: bool = True
-    """False for a profiled step whose profile has no memory: its figures of memory then say nothing"""
+    """False for a profiled step whose profile does not record memory; its memory figures are then meaningless"""
     utilization: float = 0.0
-    """share of the step that the FLOPs which kernels execute take at the peaks of their own dtypes, mean over ranks:
-    products, attention without what a mask leaves out, recurrences; at most 1"""
+    """time of the executed FLOPs (products, attention without masked pairs, recurrences) at the peaks of their own
+    dtypes, as a share of the step, mean over ranks; at most 1"""
     init: tuple[InitStage, ...] = ()
-    """memory at the stages before the first step: of a plan whose stack builds its model as PyTorch's FSDP does, or as
-    a trace noted it"""
+    """memory at the stages before the first step, for plans whose stack builds its model like PyTorch's FSDP, and for
+    traces"""
     loop: LoopTime | None = None
-    """steps with the periodic work of the training loop; None where no training loop is known"""
+    """steps with the periodic work of the training loop; None if no training loop is known"""
 
     def rate_band(self, rate: float) -> tuple[float, float]:
         """Returns the 80 % band of a rate of this step (tokens/s, MFU), from the band of the step time."""

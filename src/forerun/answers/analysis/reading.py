@@ -44,7 +44,7 @@ from forerun.describe.stacks.stack import Stack
 
 _LONGEST_STEP_S = 4e6
 """the sum of all times of a rank; picoseconds of twice as much leave 64 bits"""
-TIGHT = "memory is full: the allocator retries, after giving back what it caches, and that time is not counted"
+TIGHT = "memory is nearly full: the allocator frees cached blocks and retries, and step time does not include this"
 """the warning of a Prediction that fits only if the allocator gives back its cache"""
 
 

@@ -208,21 +208,21 @@ def band_words(
     known, found = residuals(), _time_quantiles(stack, n_gpus, group)
     of = f" of {found.sources} sources, each left out of the fit," if found.sources else ""
     scale = f"{'up to' if scale_of(n_gpus) == 'few' else 'more than'} {known.few_gpus} GPUs"
-    parts = [
-        f"residuals of {found.rows} published steps{of} {'of traced programs' if group == TRACED else 'on ' + scale}"
-    ]
+    parts = [f"errors of {found.rows} published steps{of} {'of traced programs' if group == TRACED else 'on ' + scale}"]
     if group != TRACED and not is_known_family(stack):
-        parts.append(f"the widest of all, as no published step is of {stack.family}")
+        parts.append(f"the widest band, because no published step uses {stack.family}")
     elif work is not None and not is_measured(stack, cluster, work):
         together = f"{stack.family}, {cluster.device.architecture} GPUs and {work.words()}"
         parts.append(f"though {together} were never measured together")
     if cluster.rates != KernelRates():
-        parts.append("narrowed by the measured steps that were given")
-    parts.append(f"{widening(coverage, exposed):.2f} times as wide, for what is not calibrated or is communication")
+        parts.append("narrowed by your measured steps")
+    parts.append(f"{widening(coverage, exposed):.2f} times as wide, for uncalibrated kernels and for communication")
     if not is_known(cluster.device):
-        parts.append(f"wider as no measurement tells the clock of {cluster.device.name} under load")
+        parts.append(f"wider because no measurement shows the clock of {cluster.device.name} under load")
     if fell_back:
-        parts.append(f"its lower end {known.uncompiled:g} times lower, as torch.compile failed on a part of it")
+        parts.append(
+            f"its lower end {known.uncompiled:g} times lower because torch.compile failed on a part of the step"
+        )
     return ", ".join(parts)
 
 

@@ -164,14 +164,14 @@ def _notes(imported: Imported, simulation: Simulation, device: str) -> tuple[str
     notes = list(imported.notes)
     if origin.world_size != simulation.subject.n_gpus:
         notes.append(
-            f"the profile is of {origin.world_size} ranks and the prediction of {simulation.subject.n_gpus}; give the"
-            " plan of the run that was profiled"
+            f"the profile has {origin.world_size} ranks, but the prediction has"
+            f" {simulation.subject.n_gpus}; give the plan of the profiled run"
         )
     if imported.device and imported.device != device:
-        notes.append(f"the profile is of {imported.device}, and the prediction of {device}")
+        notes.append(f"the profile was recorded on {imported.device}, but the prediction is for {device}")
     if len(imported.program.rank_classes) < 2 and origin.world_size > 1:
         notes.append(
-            "the profile is of one rank, so its collectives include waiting for other ranks; the files of all ranks"
-            " tell the two apart"
+            "the profile has one rank, so its collectives include the wait for other ranks; give the"
+            " files of all ranks to separate the two"
         )
     return tuple(dict.fromkeys(notes))

@@ -208,13 +208,13 @@ class _Running:
         notes = []
         if self.sample_of > 1:
             notes.append(
-                f"of every {self.sample_of:,} iterations that differ one is simulated, by the draws of seed"
-                f" {disturbance.seed}; it stands for the others"
+                f"one of every {self.sample_of:,} different iterations is simulated, with the random"
+                f" numbers of seed {disturbance.seed}, and represents the others"
             )
         if plan.pp > 1 and plan.dp > 1 and self.weather.differs_by_rank:
             notes.append(
-                "slow ranks of one iteration are taken to be in one replica of the pipeline, as if they met: times are"
-                " upper bounds"
+                "the simulation places all slow ranks of an iteration in one pipeline replica, so times"
+                " are upper bounds"
             )
         return tuple(notes)
 

@@ -120,8 +120,11 @@ def about_slower_plans(plans: Sequence[RunStudy], best: RunStudy, asked: int) ->
     slowest = plans[-1].request.phases[0]
     least = best.tokens.p50 / best.wall_s.p50
     if slowest.tokens_per_step / slowest.step_s <= least:
-        return "No plan with a slower step trains sooner: undisturbed it makes fewer tokens than the best one."
+        return (
+            "No plan with a slower step finishes sooner: even without failures it trains fewer tokens than"
+            " the best one."
+        )
     return (
-        f"A plan with a slower step, of up to {slowest.tokens_per_step / least:.4g} s, may train sooner; --plans with a"
-        " larger number looks at more."
+        f"A plan with a slower step, of up to {slowest.tokens_per_step / least:.4g} s, may finish sooner;"
+        " a larger --plans simulates more of them."
     )

@@ -246,8 +246,8 @@ class _Reader:
             persist_s = stall.beside_s if persist_s is None else persist_s
             load_s = times.load_s if load_s is None else load_s
             self.notes.append(
-                f"A checkpoint holds {times.total_gib:,.0f} GiB, {times.rank_gib:.2f} of the rank that saves most,"
-                f" to {times.storage}; mode {times.mode}."
+                f"A checkpoint has {times.total_gib:,.0f} GiB, at most {times.rank_gib:.2f} GiB of them"
+                f" from one rank, and goes to {times.storage}; mode {times.mode}."
             )
         if entry.state is not None:
             stated = StatedState(
@@ -272,7 +272,7 @@ class _Reader:
                     "checkpoint: network shared needs a plan, whose step tells the drag; give drag instead"
                 )
             drag = known.planned.drag(persist_s or 0.0)
-            self.notes.append(f"While a save goes over the network of training, steps take {drag:.1%} longer.")
+            self.notes.append(f"While a checkpoint is written over the training network, steps take {drag:.1%} longer.")
         first = CheckpointLevel("checkpoint", 1, blocking_s, persist_s or 0.0, load_s, entry.survives, drag or 0.0)
         more = (CheckpointLevel(**one.model_dump()) for one in entry.levels)
         return (first, *more)

@@ -122,7 +122,7 @@ class _Soonest:
     def slowest_step_s(self) -> float:
         """Returns a step so slow that no plan with a slower one can be better than the best one known."""
         if not self._studies:
-            raise ForerunError(f"no plan can do the run as the file asks: {self._refused[0]}")
+            raise ForerunError(f"no plan can run what the file describes: {self._refused[0]}")
         low = self.ranked[0].request.phases[0].step_s
         high = low
         while self.may_win(high):
@@ -136,9 +136,10 @@ class _Soonest:
         """Returns why the best one is the best of all, in a sentence or two."""
         best = self.ranked[0].request.name
         said = (
-            f"Of all plans that fit, {best} trains soonest: {len(self._studies):,} were simulated, and one whose step"
-            f" takes {slowest_s:.4g} s or longer is no better even if it saves in no time and loses no step."
+            f"Of all plans that fit, {best} finishes the run soonest. Forerun simulated"
+            f" {len(self._studies):,} plans. A plan with a step of {slowest_s:.4g} s or longer cannot be"
+            " better, even with instant checkpoints and no lost step."
         )
         if self._refused:
-            said += f" {len(self._refused):,} faster plans can't do the run as the file asks: {self._refused[0]}."
+            said += f" {len(self._refused):,} faster plans cannot run what the file describes: {self._refused[0]}."
         return said

@@ -21,7 +21,7 @@ from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import DEFAULT_STACK, load_stack, stack_names
 
 UNMEASURED = "no measured step informs its rates"
-OTHER_NUMERICS = "with other rounding"
+OTHER_NUMERICS = "this changes rounding"
 LISTED = 4
 """best plans that are tried in narrower precisions"""
 

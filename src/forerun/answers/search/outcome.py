@@ -186,20 +186,20 @@ class Outcome:
         pipelined = np.broadcast_to(np.asarray(self.table.rows(rows).pp) > 1, len(rows)).tolist()
         columns = (self.status, self.need_gib, self.cause, self.cause_gib, self.bound)
         lines = zip(rows.tolist(), pipelined, *(column[rows].tolist() for column in columns), strict=True)
-        unit = "GiB" if self.is_memory else "s"
-        last = f"place {self.keep} has {self.last_place:.4g} {unit}"
+        unit, verb = ("GiB", "needs") if self.is_memory else ("s", "takes")
+        last = f"place {self.keep} {verb} {self.last_place:.4g} {unit}"
         out, simulated = [], self._simulated
         for row, is_pipelined, status, needs, cause, cause_gib, bound in lines:
             if status == Status.SKIPPED:
-                out.append(f"at least {bound:.4g} {unit}, {last}")
+                out.append(f"{verb} at least {bound:.4g} {unit}; {last}")
             elif row in simulated:
                 out.append(_too_large(simulated[row]))
             else:
                 where = "the first rank" if is_pipelined else "every rank"
                 beside = "" if needs > self.limit_gib else " beside CUDA and NCCL"
                 out.append(
-                    f"needs at least {needs:.1f} GiB{beside} at {where}, {self.limit_gib:.1f} available:"
-                    f" {CAUSES[cause]} {cause_gib:.1f}"
+                    f"needs at least {needs:.1f} of {self.limit_gib:.1f} GiB{beside} on {where}; the"
+                    f" largest part is {CAUSES[cause]} with {cause_gib:.1f}"
                 )
         return out
 
@@ -259,8 +259,9 @@ def _too_large(prediction: Prediction | DoesNotFit) -> str:
     cause = largest(prediction)
     beside = "" if prediction.peak_reserved_gib > prediction.memory_limit_gib else " beside CUDA and NCCL"
     return (
-        f"needs {prediction.peak_reserved_gib:.1f} GiB{beside} at {prediction.peak_rank_class},"
-        f" {prediction.memory_limit_gib:.1f} available: {cause} {prediction.memory_by_category_gib[cause]:.1f}"
+        f"needs {prediction.peak_reserved_gib:.1f} of {prediction.memory_limit_gib:.1f} GiB{beside} on"
+        f" {prediction.peak_rank_class}; the largest part is {cause} with"
+        f" {prediction.memory_by_category_gib[cause]:.1f}"
     )
 
 

@@ -249,8 +249,8 @@ class _Task:
         limit = self.cluster.device.memory_bytes
         beside = "" if need.held.peak_bytes > limit else " beside CUDA and NCCL"
         reason = (
-            f"needs {need.held.peak_bytes / GIB:.1f} GiB{beside} at {fullest.rank_class},"
-            f" {limit / GIB:.1f} available: {cause} {parts[cause] / GIB:.1f}"
+            f"needs {need.held.peak_bytes / GIB:.1f} of {limit / GIB:.1f} GiB{beside} on"
+            f" {fullest.rank_class}; the largest part is {cause} with {parts[cause] / GIB:.1f}"
         )
         return NotFitting(file, need.held.peak_bytes / GIB, cause, reason)
 

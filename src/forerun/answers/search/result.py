@@ -1,4 +1,4 @@
-"""SearchResult: the plans that a search found, in order, and why it left out all others."""
+"""SearchResult: the plans that a search found, best first, and the reasons why it left out all others."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ class SearchResult(Shown):
     ranked: tuple[Prediction, ...]
     """plans that fit, best first; equal ones in the order of the space"""
     too_large: Sequence[TooLarge]
-    """plans that do not fit, the smallest first; made when they are asked for"""
+    """plans that do not fit, the smallest first; created on first access"""
     skipped: Sequence[Skipped]
-    """plans that were not simulated, the least bound first; made when they are asked for"""
+    """plans that were not simulated, the smallest lower bound first; created on first access"""
     considered: int
     impossible: Mapping[str, int]
     """rule -> number of plans that break it, the most frequent first"""
     impossible_examples: Mapping[str, str]
     """rule -> one reason in words"""
     same: int
-    """number of plans whose groups lie as those of another plan"""
+    """number of plans that place their groups like another plan"""
     keep: int
     """number of exact places"""
     outcome: Outcome = field(repr=False, compare=False)
     """the result for every possible plan"""
     front: Front | None = None
-    """the front of step time and memory; None unless it was asked for"""
+    """the Pareto front of step time and memory; None unless the search computed it"""
     choices: tuple[Choice, ...] = ()
-    """the best plans with other choices than the best plan's; empty unless they were asked for"""
+    """the best plan with each other choice; empty unless the search computed them"""
 
     @property
     def stacks(self) -> tuple[str, ...]:
@@ -88,15 +88,18 @@ class SearchResult(Shown):
 
     @property
     def bounds_of_skipped(self) -> npt.NDArray[np.float64]:
-        """Returns lower bounds of the objective of the skipped plans, in seconds or GiB, (n,), the least first."""
+        """Returns the lower bounds of the objective of the skipped plans in seconds or GiB, shape (n,), smallest
+        first."""
         return np.sort(self.outcome.bound[self.outcome.skipped().rows])
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns columns with one entry for each possible plan but the renamed ones, (n,), in the order of `to_rows`.
+        """Returns columns of shape (n,), with an entry for each possible plan except renamed ones, in the order of
+        `to_rows`.
 
-        `status` is ok, out_of_memory or skipped. `objective` is the predicted value (seconds, or GiB for memory), its
-        lower bound where a plan was not simulated, nan where none is known. `needs_gib` is the memory that a plan
-        needs (a lower bound where it does not fit), nan where unknown. The rest are the fields that vary between plans.
+        `status` is ok, out_of_memory or skipped. `objective` is the predicted value (seconds, or GiB for memory), the
+        lower bound of a plan that was not simulated, or nan if none is known. `needs_gib` is the memory that a plan
+        needs (a lower bound if it does not fit), or nan if unknown. The other columns are the fields that vary between
+        plans.
         """
         outcome, rows = self.outcome, self._rows
         every = np.concatenate(rows)
@@ -127,7 +130,7 @@ class SearchResult(Shown):
 
     @property
     def best(self) -> Prediction | None:
-        """Returns the best plan that fits; None where none does."""
+        """Returns the best plan that fits; None if none fits."""
         return self.ranked[0] if self.ranked else None
 
     def top(self, k: int) -> tuple[Prediction, ...]:
@@ -142,7 +145,7 @@ class SearchResult(Shown):
     @property
     def counts(self) -> dict[str, int]:
         """Returns the number of plans by result: considered = impossible + same + renamed + out_of_memory + skipped +
-        ok; same and renamed are left out where they are 0."""
+        ok; same and renamed are left out if they are 0."""
         same = {"same": self.same} if self.same else {}
         same |= {"renamed": self.renamed} if self.renamed else {}
         return {

@@ -1,7 +1,7 @@
 """sweep: searches for each number of GPUs and each global batch, and compares the results.
 
 Every point is a separate search, exact under the model like any search. The searches may share a store, so that an
-interrupted sweep goes on where it stopped. A point keeps its best plan, or with `pareto` its front of step time and
+interrupted sweep continues where it stopped. A point keeps its best plan, or with `pareto` its front of step time and
 memory, but not the space that was searched.
 """
 
@@ -29,16 +29,16 @@ class SweepPoint:
     n_gpus: int
     global_batch: int
     best: Prediction | None
-    """the best plan; None where no plan fits or can run"""
+    """the best plan; None if no plan fits or can run"""
     front: tuple[Prediction, ...]
-    """plans that no other plan of the point beats in both step time and memory, fastest first; only the best plan
-    unless the front was asked for"""
+    """plans that no other plan of the point beats in both step time and memory, fastest first; without `pareto` only
+    the best plan"""
     reason: str
-    """why no plan is the best; empty where one is"""
+    """the reason why there is no best plan; empty if there is one"""
     uncertain: str
-    """the part of the front that is exact, in words; empty where all of it is"""
+    """the exact part of the front, in words; empty if all of it is exact"""
     counts: Mapping[str, int]
-    """`SearchResult.counts`; empty where no plan is possible"""
+    """`SearchResult.counts`; empty if no plan is possible"""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -60,14 +60,14 @@ class Sweep(Shown):
 
     @property
     def best(self) -> SweepPoint | None:
-        """Returns the best point by the objective, with the fewest GPUs among equal ones; None where no plan fits
-        anywhere."""
+        """Returns the best point by the objective, with the fewest GPUs among equal ones; None if no plan fits at any
+        point."""
         found = [point for point in self.points if point.best is not None]
         return min(found, key=lambda point: _value(self.objective, point), default=None)
 
     def efficiency(self, point: SweepPoint) -> float | None:
-        """Returns tokens/s per GPU over that of the point with the fewest GPUs and the same global batch; None where no
-        plan fits."""
+        """Returns the tokens/s per GPU, divided by that of the point with the fewest GPUs and the same global batch;
+        None if no plan fits."""
         base = next((p.best for p in self.points if p.global_batch == point.global_batch and p.best is not None), None)
         if base is None or point.best is None:
             return None
@@ -75,8 +75,8 @@ class Sweep(Shown):
 
     @property
     def front(self) -> tuple[tuple[SweepPoint, Prediction], ...]:
-        """Returns the plans that no other plan beats or matches in everything: tokens/s, dollars per token where known,
-        GPUs, and memory where the points have fronts. Most tokens/s first.
+        """Returns the plans that no other plan beats or matches in everything: tokens/s, dollars per token if known,
+        GPUs, and memory if the points have fronts. Most tokens/s first.
 
         The front is as exact as the plans of the points. With objective memory the points' best plans are not the
         fastest, so without the points' fronts it is empty.
@@ -142,8 +142,8 @@ def sweep(
         progress: called with the number of points that are done and the number of all.
         options: options of `forerun.answers.search.search.search`; `keep` is 1.
 
-    Raises ForerunError if no number of GPUs or no batch is given, or a search raises it. A point at which no plan is
-    possible or fits raises nothing; its `reason` says why.
+    Raises ForerunError without a number of GPUs or a batch, or if a search raises it. A point without a possible or
+    fitting plan raises nothing; its `reason` says why.
     """
     questions = [(n_gpus, batch) for n_gpus in sorted(set(gpus)) for batch in sorted(set(global_batches))]
     if not questions:

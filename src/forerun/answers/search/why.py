@@ -43,7 +43,7 @@ def why(result: SearchResult, wanted: Mapping[str, object], alone: Space) -> Ver
         row = int(rows[status == "skipped"][np.argmin(objective[status == "skipped"])])
         skipped = result.skipped[row - len(result.ranked) - len(result.too_large)]
         return Verdict(
-            f"{several or 'not simulated, '}{'the least bound: ' if several else ''}{skipped.reason}", skipped.plan
+            f"{several or 'not simulated, '}{'the best of them ' if several else ''}{skipped.reason}", skipped.plan
         )
     large = result.too_large[int(rows[0]) - len(result.ranked)]
     return Verdict(f"{several or 'does not fit, '}{'the nearest miss ' if several else ''}{large.reason}", large.plan)
@@ -51,7 +51,7 @@ def why(result: SearchResult, wanted: Mapping[str, object], alone: Space) -> Ver
 
 def _counts(status: NDArray[np.str_]) -> str:
     """Says how many plans fit, were not simulated, and do not fit, without the counts that are 0."""
-    words = {"ok": "fit", "skipped": "not simulated", "out_of_memory": "too large"}
+    words = {"ok": "fit", "skipped": "not simulated", "out_of_memory": "do not fit"}
     numbers = {word: int((status == name).sum()) for name, word in words.items()}
     return ", ".join(f"{number:,} {word}" for word, number in numbers.items() if number)
 

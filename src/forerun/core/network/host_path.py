@@ -48,8 +48,8 @@ def host_path_warnings(groups: Iterable[CommGroup], cluster: Cluster, n_gpus: in
         return ()
     sharing = min(n_gpus, cluster.links[0].size or n_gpus)
     line = (
-        f"GPUs of {cluster.name} have no peer access: what {sharing} of a node send goes through host memory,"
-        f" which bounds their collectives to {rate / GIGA:.1f} GB/s for each GPU"
+        f"GPUs of {cluster.name} have no peer access: messages between {sharing} of a node go through host"
+        f" memory, which limits their collectives to {rate / GIGA:.1f} GB/s for each GPU"
     )
     return (line,)
 

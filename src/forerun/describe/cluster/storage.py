@@ -12,14 +12,14 @@ from forerun.common.units import GIGA
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """The bandwidths of a file system, the same for reads and writes, while all ranks use it."""
+    """The bandwidths of a file system while all ranks use it, equal for reads and writes."""
 
     bytes_per_s_per_rank: float
-    """most for one rank"""
+    """largest bandwidth of one rank"""
     bytes_per_s_total: float = math.inf
-    """most for all ranks together"""
+    """largest bandwidth of all ranks together"""
     source: str = field(default="", compare=False)
-    """origin of assumed bandwidths; empty where the user stated them"""
+    """source of assumed bandwidths; empty if the user stated them"""
 
     def transfer_s(self, bytes_per_rank: float, total_bytes: float) -> float:
         """Returns the seconds until every rank has written or read its bytes; all ranks together have `total_bytes`."""
@@ -44,6 +44,6 @@ class Storage:
 
 
 def usual_storage() -> Storage:
-    """Returns the storage that Forerun assumes where the user states none."""
+    """Returns the storage that Forerun assumes if the user states none."""
     data = shipped_data(__package__, "presets/storage.yaml")
     return Storage(data["gb_s_per_rank"] * GIGA, source=data["source"])

@@ -21,7 +21,7 @@ class KernelRates:
     gemm: float = 1.0
     attention: float = 1.0
     attention_backward: float = 1.0
-    """further factor on the backward pass; `attention` applies to both passes"""
+    """additional factor on attention's backward pass; `attention` applies to both passes"""
     memory: float = 1.0
     network: float = 1.0
     host: float = 1.0
@@ -49,9 +49,10 @@ class Device:
     cost_profile: str
     """kernel constants: the name of a device's `kernels`, `generic`, or the path of a user's own file (.yaml, .yml)"""
     profile_digest: str = ""
-    """digest of a user's own `cost_profile` file, so that saved results of another file aren't taken for this one's"""
+    """digest of a user's own `cost_profile` file, so that saved results of different files are kept apart"""
     sustained: float = 1.0
-    """clock of a long training step over what the power limit leaves (core/cost/clock.py); below 1 on a hot host"""
+    """clock of a long training step, divided by the clock that the power limit allows (core/cost/clock.py); below 1 on
+    a hot host"""
     source: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
     """where the figures come from, by key of the device file"""
 
@@ -70,7 +71,7 @@ class Link:
     name: str
     kind: LinkKind
     size: int
-    """number of members of the level below that it joins; 0 for as many as there are"""
+    """number of members of the level below that the link connects; 0 for all of them"""
     bytes_per_s: float
     """for each GPU and direction: the GPU's share of its node's NICs"""
     latency_s: float
@@ -78,11 +79,12 @@ class Link:
     source: str = field(default="", compare=False)
     """where the figures come from"""
     peer_to_peer: bool = True
-    """whether GPUs access each other's memory; otherwise host memory relays all that they send"""
+    """whether GPUs access each other's memory; otherwise all messages go through host memory"""
     host_path_bytes_per_s: float | None = None
-    """bus bandwidth of each GPU without peer access while all `size` send at once; None: that of a measured host"""
+    """bus bandwidth of each GPU without peer access while all `size` GPUs send; None: that of a measured host"""
     reduces: bool | None = None
-    """whether its switches add what they pass on; None: as usual (those of NVLink do, those between nodes don't)"""
+    """whether its switches sum messages (in-network reduction); None: the default (NVLink switches do, switches between
+    nodes don't)"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Cluster:
     host_bytes_per_s: float
     """between a GPU and host memory, for each GPU and direction"""
     host_speed: float = 1.0
-    """speed of one core of the host in Python, over that of a DGX H100"""
+    """speed of one host core in Python, relative to that of a DGX H100"""
     price_per_gpu_hour: float | None = None
     mtbf_gpu_hours: float | None = None
     network: str | None = None
@@ -119,7 +121,7 @@ class Cluster:
 
     @property
     def max_gpus(self) -> int | None:
-        """Returns the number of GPUs that the links join; None where the outermost link joins as many as there are."""
+        """Returns the number of GPUs that the links connect; None if the outermost link has no limit."""
         sizes = [link.size for link in self.links]
         return None if 0 in sizes else prod(sizes)
 

@@ -1,7 +1,7 @@
-"""ModelSpec: the architecture of a language model, and nothing about how it is trained.
+"""ModelSpec: the architecture of a language model, without anything about its training.
 
 A model is a list of layers. `ModelSpec.layer(i)` is the ModelSpec of layer i alone. The fields of a model describe all
-of its layers, and `layers` has what single layers change.
+of its layers, and `layers` has the fields that change by layer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CrossAttention = Literal["none", "behind", "instead"]
 
 @dataclass(frozen=True, slots=True)
 class MoESpec:
-    """Mixture-of-experts feed-forward. Expert widths are of one expert."""
+    """Mixture-of-experts feed-forward. `expert_ffn` is the width of one expert."""
 
     n_experts: int
     top_k: int
@@ -45,11 +45,11 @@ class MoESpec:
     router_bias: bool = False
     """a trained or tracked bias per expert on the router (DeepSeek-V3)"""
     n_groups: int = 1
-    """number of equal groups of experts, of which the router first chooses `top_groups` for a token (DeepSeek-V3's
+    """number of equal groups of experts; for each token the router first chooses `top_groups` of them (DeepSeek-V3's
     node-limited routing)"""
     top_groups: int = 1
     capacity_factor: float | None = None
-    """each expert pads or drops its tokens to this multiple of the mean; None: it takes all of them"""
+    """each expert pads or drops its tokens to this multiple of the mean; None: it processes all of them"""
     zero_experts: int = 0
     """experts without weights among which the router also chooses: they return the token (LongCat-Flash)"""
     router_width: int = 0

@@ -28,7 +28,7 @@ V_SCHEDULES = ("ZBV", "DualPipeV", "DualPipe")
 SPLIT_SCHEDULES = ("ZB1P", *V_SCHEDULES)
 """schedules that compute weight gradients in passes of their own"""
 _FROM_STACK = ("cp_method", "sequence_parallel", "selective_policy", "optimizer_impl")
-"""fields that a plan may leave open: the attribute of the same name of its stack fills them"""
+"""fields that a plan may leave open; the attribute of the same name of its stack fills them"""
 LARGEST_BUCKET_MIB = 1_000_000
 """a limit above the memory of any GPU"""
 _COUNTS = (
@@ -63,8 +63,8 @@ class Plan:
     micro_batch: int = 1
     n_microbatches: int = 1
     document_lengths: tuple[int, ...] = ()
-    """tokens of the documents that are packed into a sequence, and attend to themselves alone; repeated until seq_len
-    is full. Without any, a sequence is one document"""
+    """tokens of the documents that are packed into a sequence; a token attends only to its own document. The list
+    repeats until seq_len is full. Without any, a sequence is one document"""
 
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -73,25 +73,26 @@ class Plan:
     pp: int = 1
     ep: int = 1
     etp: int = 1
-    """ranks that split the matrices of each expert; at 1 they hold whole experts, also under tensor parallelism"""
+    """number of ranks that split the matrices of each expert; at 1 a rank has whole experts, also under tensor
+    parallelism"""
     mesh_order: str = DEFAULT_ORDER
-    """axes of the mesh from neighbouring ranks outwards, joined by -; the first ones lie inside a node"""
+    """order of the mesh axes, from neighbouring ranks outwards, joined by -; the first ones are inside a node"""
 
     zero_stage: Literal[0, 1, 2, 3] = 3
     """what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)"""
     reshard_after_forward: Literal["default", "always", "never"] = "default"
     """whether gathered parameters are freed after the forward pass; default: unless pp > 1, as in torchtitan"""
     shard_min_mib: float = 0.0
-    """parameters of fewer MiB (2**20 bytes, in master_dtype) stay whole on every rank, and their gradients are
-    all-reduced"""
+    """size in MiB (2**20 bytes, in master_dtype) below which a parameter is not sharded; its gradient is all-reduced"""
     prefetch: int = 1
-    """FSDP units gathered ahead of compute (FSDP2: 1); at 0 each gather waits for compute to reach its unit"""
+    """number of units that FSDP gathers ahead of compute (FSDP2: 1); at 0 prefetching is off and every gather is
+    exposed"""
     ddp_bucket_mib: float = 0.0
-    """MiB of a bucket in which replicated gradients are reduced; 0: as the stack does"""
+    """size in MiB of the buckets in which replicated gradients are reduced; 0: the stack's size"""
     reduce_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype in which gradients are reduced; auto: as the stack does"""
+    """dtype in which gradients are reduced over ranks; auto: the stack's dtype"""
     accumulate_dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """dtype of the buffer that micro batches add their gradients to; auto: as the stack does"""
+    """dtype of the buffer that accumulates gradients over micro batches; auto: the stack's dtype"""
     overlap_grad_reduce: bool = True
     """reduce gradients while the backward pass still runs"""
 
@@ -99,8 +100,8 @@ class Plan:
     """split the sequence over tp outside of tensor-parallel regions; None: as the stack does"""
     loss_parallel: bool = True
     loss_chunks: int = 1
-    """parts of the tokens for which head and loss run one after the other, gradients included, so that the logits of
-    one part are in memory at a time (Liger's fused linear cross entropy)"""
+    """number of chunks of the tokens for which head and loss run one after the other, including gradients, so that
+    memory has the logits of one chunk only (Liger's fused linear cross entropy)"""
     async_tp: bool = False
 
     pp_schedule: Schedule = "1F1B"
@@ -112,25 +113,25 @@ class Plan:
     """count embedding and head as one layer each when spreading layers over stages"""
 
     cp_method: CpMethod | Literal["auto"] = "auto"
-    """how context-parallel ranks exchange keys and values; auto: as the stack does"""
+    """how context-parallel ranks exchange keys and values; auto: the stack's method"""
     cp_load_balance: Literal["head_tail", "striped", "none"] = "head_tail"
     """tokens of a causal sequence on a context-parallel rank: a chunk from the head and one from the tail (PyTorch,
     Megatron), every cp-th token, or consecutive ones; `ulysses` splits heads and is always balanced"""
     expert_imbalance: float = 1.0
     """tokens of the busiest expert-parallel rank divided by the mean of all ranks, at least 1"""
     expert_routing: str = BALANCED
-    """how tokens spread over experts: balanced; uniform, by chance; zipf:S, popular experts by Zipf's law with exponent
-    S; or loads:A:B:..., measured tokens of each expert. The busiest rank has at least expert_imbalance"""
+    """distribution of tokens over experts: balanced; uniform (random); zipf:S (Zipf's law with exponent S); or
+    loads:A:B:... (measured tokens of each expert). The busiest rank has at least expert_imbalance times the mean"""
     dispatcher: str = AUTO
-    """what brings tokens to their experts and back (describe/kernels/dispatchers.yaml); auto: as the stack does"""
+    """implementation that sends tokens to their experts and back (describe/kernels/dispatchers.yaml); auto: the
+    stack's"""
     expert_overlap: bool = False
-    """run the forward pass of one micro batch beside the backward pass of another one, so that the exchanges of either
-    go on under the kernels of the other (DualPipe; Megatron-Core's --overlap-moe-expert-parallel-comm). One more micro
-    batch is in flight"""
+    """run the forward pass of one micro batch beside the backward pass of another one, so that the kernels of each hide
+    the exchanges of the other (DualPipe; Megatron-Core's --overlap-moe-expert-parallel-comm). One more micro batch is
+    in flight"""
 
     shared_expert_overlap: bool = False
-    """run the shared experts beside the exchange that brings tokens to the routed ones (Megatron-Core's
-    --moe-shared-expert-overlap)"""
+    """run the shared experts while tokens travel to the routed ones (Megatron-Core's --moe-shared-expert-overlap)"""
 
     precision: Precision = "bf16"
     """dtype of the matrix multiplications"""
@@ -149,15 +150,16 @@ class Plan:
     each checkpointed alone;
     params: only the gathered or cast parameters; auto: as the stack does"""
     recompute_modules: tuple[RecomputedModule, ...] = ()
-    """the parts of a layer that selective checkpointing recomputes, in Megatron-Core's words, in place of
+    """modules of a layer that selective checkpointing recomputes, under Megatron-Core's names; they replace
     selective_policy"""
     checkpoint_every: int = 1
     """n: every n-th layer is checkpointed"""
     compile: bool = False
     compile_model: bool = True
-    """torch.compile covers the layers; else the loss alone, as torchtitan's recipes with experts have it"""
+    """whether torch.compile covers the layers; otherwise it covers the loss alone, as in torchtitan's recipes with
+    experts"""
     compile_loss: bool = True
-    """torch.compile covers the loss too, where the stack can"""
+    """whether torch.compile also covers the loss, if the stack supports it"""
     graph_breaks: bool = False
     """torch.compile's graphs end at module borders: norms, attention and the loss are each a graph, matrix products and
     collectives run eagerly between them"""
@@ -167,30 +169,30 @@ class Plan:
     outside of torch.compile, which materialises all scores in fp32"""
 
     lora_rank: int = 0
-    """rank of the low-rank adapters that are trained in place of the weights, which are frozen; 0 trains the weights"""
+    """rank of the low-rank adapters (LoRA) that are trained while the weights are frozen; 0 trains the weights"""
     lora_targets: tuple[LoraTarget, ...] = get_args(LoraTarget)
-    """the linear layers that have adapters"""
+    """linear layers that have adapters"""
     frozen_dtype: Literal["wide", "nf4"] = "wide"
-    """how frozen matrices of layers are kept: as wide as activations, or in QLoRA's 4 bits with double quantisation.
-    Other frozen weights are always wide"""
+    """format of frozen weight matrices: wide (dtype of the activations), or nf4 (4 bits with double quantisation, as in
+    QLoRA). Other frozen weights are always wide"""
 
     reference: bool = False
-    """a frozen reference model runs a forward pass on each micro batch before the trained one (DPO, GRPO). It is the
-    frozen model itself where the plan has adapters, else a copy of the weights, as wide as activations"""
+    """a frozen reference model runs a forward pass on each micro batch before the trained one (DPO, GRPO). With
+    adapters it is the frozen model itself; otherwise it is a copy of the weights in the dtype of the activations"""
 
     optimizer: str = "adamw"
-    """what updates the weights (describe/kernels/optimizers.yaml)"""
+    """optimizer that updates the weights (describe/kernels/optimizers.yaml)"""
     moment_dtype: Literal["fp32", "bf16"] = "fp32"
     """dtype of the optimizer's moments"""
     optimizer_impl: OptimizerImpl | Literal["auto"] = "auto"
     offload: Literal["none", "optimizer", "params"] = "none"
-    """what is kept in host memory between uses"""
+    """which state is kept in host memory between uses"""
     activation_offload: float = 0.0
-    """fraction of the saved activations that wait in host memory for the backward pass"""
+    """fraction of the saved activations that waits in host memory for the backward pass"""
 
     stack: str = DEFAULT_STACK
-    """the training framework: a name that `forerun stacks` lists, or the path of a stack's file. It decides which
-    kernels run, what overlaps, what the host costs, and what the plan leaves open"""
+    """the training framework: a name that `forerun stacks` lists, or the path of a stack's file. It determines which
+    kernels run, what overlaps, the host's time, and the fields that the plan leaves open"""
 
     def __post_init__(self) -> None:
         self._take_from_stack()
@@ -213,7 +215,7 @@ class Plan:
             )
 
     def _take_from_stack(self) -> None:
-        """Fills the fields that are left open from the stack. The dtypes of gradients stay `auto`: they follow
+        """Fills open fields with the values of the stack. The dtypes of gradients stay `auto`: they follow
         `precision`."""
         open_fields = [name for name in _FROM_STACK if getattr(self, name) in (None, "auto")]
         if not open_fields and self.zero_stage != 2:
@@ -245,35 +247,35 @@ class Plan:
 
     @property
     def fsdp(self) -> int:
-        """Returns the ranks over which state is sharded; context-parallel ranks hold the same weights, so they
-        count."""
+        """Returns the number of ranks over which state is sharded. It includes context-parallel ranks, which have the
+        same weights."""
         return self.dp_shard * self.cp
 
     @property
     def state_ranks(self) -> int:
-        """Returns the ranks that share one model state: those of `fsdp`, of all copies of a stage."""
+        """Returns the number of ranks that share one model state: those of `fsdp`, for all copies of a stage."""
         return self.fsdp * self.stage_copies
 
     @property
     def expert_ranks(self) -> int:
-        """Returns the ranks that share the state of an expert; 1 where no state is shared."""
+        """Returns the number of ranks that share the state of an expert; 1 if no state is shared."""
         around = 1 + self.experts_apart * (self.tp - 1)
         shared = self.state_ranks * around // (self.ep * self.etp)
         return 1 + (self.fsdp > 1) * (shared - 1)
 
     @property
     def experts_apart(self) -> bool:
-        """Returns whether experts have a mesh of their own. Without one, the ranks of `fsdp` share their state."""
+        """Returns whether experts have a separate mesh. Without one, the ranks of `fsdp` share their state."""
         return (self.ep > 1) | (self.etp > 1)
 
     @property
     def global_batch(self) -> int:
-        """Returns the sequences of an optimizer step."""
+        """Returns the number of sequences in an optimizer step."""
         return self.micro_batch * self.n_microbatches * self.dp
 
     @property
     def documents(self) -> tuple[int, ...]:
-        """Returns the tokens of each document of a sequence; the last one may be cut short."""
+        """Returns the number of tokens of each document in a sequence; the last document may be truncated."""
         if not self.document_lengths:
             return (self.seq_len,)
         found, left = [], self.seq_len
@@ -299,7 +301,7 @@ class Plan:
 
     @property
     def distinct_stages(self) -> int:
-        """Returns the stages that a model is cut into."""
+        """Returns the number of stages that a model is split into."""
         return self.n_stages // self.stage_copies
 
     @property

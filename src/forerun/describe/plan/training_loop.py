@@ -1,4 +1,4 @@
-"""TrainingLoop: the work that a training loop does every n steps, such as checkpoints, with torchtitan's names."""
+"""TrainingLoop: work that a training loop repeats every n steps, such as checkpoints, under torchtitan's names."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from forerun.common.errors import ForerunError
 CheckpointMode = Literal["disabled", "async", "async_with_pinned_mem"]
 """torchtitan's `checkpoint.async_mode`.
 
-`disabled`: the loop waits for the save. `async`: it waits for a copy to new host memory, which is saved beside the next
-steps. `async_with_pinned_mem`: the copy also runs beside the next step, into pinned memory that stays allocated."""
+`disabled`: the loop waits until the checkpoint is written. `async`: it waits for a copy to new host memory, which is
+written during the next steps. `async_with_pinned_mem`: the copy also runs during the next step, into pinned memory that
+stays allocated."""
 CHECKPOINT_MODES: tuple[CheckpointMode, ...] = get_args(CheckpointMode)
 KINDS = ("checkpoint", "profile", "memory_snapshot", "gc", "metrics")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingLoop:
-    """Periodic work of a training loop: a number n means every n steps, 0 means never."""
+    """Periodic work of a training loop. A field with value n means every n steps; 0 means never."""
 
     checkpoint: int = 0
     """save the training state (torchtitan's checkpoint.interval)"""
     profile: int = 0
     """run torch.profiler and export its trace (profiling.profile_freq)"""
     memory_snapshot: int = 0
-    """write the allocator's history, which is recorded in every step (profiling.profile_freq)"""
+    """write the allocator's history, which the loop records in every step (profiling.profile_freq)"""
     gc: int = 0
     """collect Python's two youngest generations of garbage, with automatic collection off (training.gc_freq)"""
     metrics: int = 0
@@ -54,7 +55,7 @@ class TrainingLoop:
         return any(getattr(self, kind) for kind in KINDS)
 
     def with_every(self, text: str) -> TrainingLoop:
-        """Returns the loop with the intervals that a person wrote, such as `checkpoint=500,gc=50`.
+        """Returns the loop with the intervals in a text such as `checkpoint=500,gc=50`.
 
         Raises ForerunError if an entry is not of the form kind=steps, or names a kind that does not exist.
         """
@@ -74,7 +75,7 @@ class TrainingLoop:
         return replace(self, **given)  # type: ignore[arg-type]
 
     def settings(self) -> dict[str, int | str]:
-        """Returns every field that is not at its default, as a Program's `meta` keeps it."""
+        """Returns every field that is not at its default, in the form of a Program's `meta`."""
         plain = TrainingLoop()
         return {name: value for name, value in asdict(self).items() if value != getattr(plain, name)}
 

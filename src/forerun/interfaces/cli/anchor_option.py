@@ -15,10 +15,17 @@ from forerun.evidence.fitting.anchor_file import anchored_by_file
 
 Anchor = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="YAML file of your own measured step(s): plan fields and step_time_s."),
+    typer.Option(
+        metavar="FILE",
+        help="YAML file of steps that you measured (plan fields and step_time_s). They correct the prediction.",
+    ),
 ]
 SuggestAnchor = Annotated[
-    bool, typer.Option("--suggest-anchor", help="Say which of the listed plans, measured, tells most about the others.")
+    bool,
+    typer.Option(
+        "--suggest-anchor",
+        help="Name the listed plan whose measured step would correct the others best (see --anchor).",
+    ),
 ]
 
 

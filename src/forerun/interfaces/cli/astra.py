@@ -55,9 +55,9 @@ class FileOptions:
     """Names the files of a replay; the options have ASTRA-sim's names."""
 
     workload_configuration: Annotated[
-        str | None, typer.Option(help="Prefix of the traces: <prefix>.<rank>.et, also .gz or .zst.")
+        str | None, typer.Option(help="Prefix of the traces, which are <prefix>.<rank>.et, plain or with .gz or .zst.")
     ] = None
-    comm_group_configuration: Annotated[str, typer.Option(help="JSON file of communicator groups, or empty.")] = (
+    comm_group_configuration: Annotated[str, typer.Option(help="JSON file of the communicator groups, or empty.")] = (
         _NO_GROUPS
     )
     system_configuration: Annotated[Path | None, typer.Option(help="System file (JSON).")] = None
@@ -65,13 +65,17 @@ class FileOptions:
     remote_memory_configuration: Annotated[Path | None, typer.Option(help="Remote memory file (JSON).")] = None
     logical_topology_configuration: Annotated[
         Path | None,
-        typer.Option(help="Logical dimensions (JSON), where the network is ns-3's configuration or file of links."),
+        typer.Option(
+            help="JSON file of the logical dimensions, if the network is ns-3's configuration or file of links."
+        ),
     ] = None
     htsim_opts: Annotated[
         tuple[str, str] | None,
-        typer.Option("--htsim_opts", metavar="-topo FILE", help="Fat tree of an htsim file, under the network's NPUs."),
+        typer.Option(
+            "--htsim_opts", metavar="-topo FILE", help="htsim file of a fat tree that connects the NPUs of the network."
+        ),
     ] = None
-    num_queues_per_dim: Annotated[int, typer.Option(min=1, help="Queues of each dimension.")] = 1
+    num_queues_per_dim: Annotated[int, typer.Option(min=1, help="Number of queues in each dimension.")] = 1
     injection_scale: Annotated[float, typer.Option(min=0, help="Factor on the endpoint delay.")] = 1.0
 
     @property
@@ -121,44 +125,57 @@ class FileOptions:
 class AcceptedOptions:
     """Accepts options of ASTRA-sim that change nothing here, so that its command lines run."""
 
-    comm_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0
-    compute_scale: Annotated[float, typer.Option(help="Accepted; without effect, as in ASTRA-sim.", hidden=True)] = 1.0
-    rendezvous_protocol: Annotated[str, typer.Option(help="Not simulated: only false is accepted.", hidden=True)] = (
-        "false"
+    comm_scale: Annotated[float, typer.Option(help="Accepted without effect, as in ASTRA-sim.", hidden=True)] = 1.0
+    compute_scale: Annotated[float, typer.Option(help="Accepted without effect, as in ASTRA-sim.", hidden=True)] = 1.0
+    rendezvous_protocol: Annotated[
+        str, typer.Option(help="Only false is accepted; the rendezvous protocol is not simulated.", hidden=True)
+    ] = "false"
+    logging_configuration: Annotated[
+        str, typer.Option(help="Accepted without effect; nothing is logged.", hidden=True)
+    ] = _NO_GROUPS
+    logging_folder: Annotated[str, typer.Option(help="Accepted without effect; nothing is logged.", hidden=True)] = (
+        "log"
     )
-    logging_configuration: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = _NO_GROUPS
-    logging_folder: Annotated[str, typer.Option(help="Accepted; nothing is logged.", hidden=True)] = "log"
 
 
 @grouped
 def astra(
     files: FileOptions,
     accepted: AcceptedOptions,
-    case: Annotated[Path | None, typer.Option(help="Replay a case folder instead: traces, systems and all.")] = None,
+    case: Annotated[
+        Path | None,
+        typer.Option(help="Replay a case folder, which holds traces, systems and networks, instead of single files."),
+    ] = None,
     backend: Annotated[
-        Backend | None, typer.Option(help="Congestion-unaware (closed form, the default) or -aware (links queue).")
+        Backend | None,
+        typer.Option(
+            help="Congestion-unaware (closed form, the default) or congestion-aware (messages queue at links)."
+        ),
     ] = None,
     release: Annotated[
         str,
         typer.Option(
-            envvar=RELEASE_VARIABLE, help="Build of ASTRA-sim whose results and lines are wanted, as 2025-03."
+            envvar=RELEASE_VARIABLE, help="ASTRA-sim release whose results and output to reproduce, such as 2025-03."
         ),
     ] = DEFAULT_RELEASE,
     issue_order: Annotated[
         Order | None,
         typer.Option(
-            help="Order in which ready nodes are issued, in place of the release's: by node number, or hashed."
+            help="Order in which ready nodes are issued, instead of the release's order: by node number, or hashed."
         ),
     ] = None,
     semantics: Annotated[
-        Semantics, typer.Option(help="Hardware slots, as ASTRA-sim, or CUDA streams, for traces of real training.")
+        Semantics,
+        typer.Option(
+            help="How operations share a device: slots as in ASTRA-sim, or CUDA streams for traces of real training."
+        ),
     ] = Semantics.SLOTS,
-    hottest: Annotated[int, typer.Option(min=0, help="How many of the busiest links to list (aware).")] = 0,
+    hottest: Annotated[int, typer.Option(min=0, help="Number of busiest links to list (congestion-aware only).")] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object instead of ASTRA-sim's lines.")
     ] = False,
 ) -> None:
-    """Replay execution traces on a network, with ASTRA-sim's results."""
+    """Replay Chakra execution traces on a network and reproduce the results of ASTRA-sim."""
     if accepted.rendezvous_protocol.lower() not in ("false", "0"):
         raise ForerunError("--rendezvous-protocol: Forerun doesn't simulate it; leave it out")
     aware = None if backend is None else backend is Backend.AWARE
@@ -235,13 +252,14 @@ def _replayed(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine,
     if isinstance(machine.network, PacketNetwork):
         least_ns = replay(traces, groups, replace(machine, network=machine.network.hurried()), how.order).wall_ns
         print(
-            f"note: links pass whole messages on, which takes {result.wall_ns:,} ns; packets take at least"
-            f" {least_ns:,} ns, and no longer than that but for their headers, losses and congestion control",
+            f"note: links forward whole messages, which takes {result.wall_ns:,} ns; with packets the"
+            f" replay takes between {least_ns:,} ns and this time, apart from headers, losses and"
+            " congestion control",
             file=sys.stderr,
         )
     kinds = kinds_of_ranks(result) if build.kinds_as_run else []
     if build.kinds_as_run and not {GPU, COMM}.issuperset(chain(*kinds)):
-        print("note: this build of ASTRA-sim aborts where a rank has nodes of the host or of memory", file=sys.stderr)
+        print("note: this release of ASTRA-sim aborts if a rank has host or memory nodes", file=sys.stderr)
     return _Outcome(
         result.statistics,
         hottest_links(machine.network, result.run, result.wall_ns, how.hottest) if how.hottest else (),

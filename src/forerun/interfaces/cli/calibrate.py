@@ -21,30 +21,33 @@ from forerun.interfaces.report.written import to_json
 
 
 def calibrate(
-    device: Annotated[str, typer.Argument(help="Device or cluster by name, or a cluster file.")],
+    device: Annotated[str, typer.Argument(help="Name of a device or a cluster, or a cluster file.")],
     kernels: Annotated[
-        list[Path] | None, typer.Option(help="CSV file of kernels, as --kernel-profile takes; may be given again.")
+        list[Path] | None,
+        typer.Option(help="CSV file of kernel times, in the format of --kernel-profile. May be repeated."),
     ] = None,
     network: Annotated[
         list[Path] | None,
-        typer.Option(help="CSV file of collectives, as --network-profile takes, or a log of nccl-tests; repeatable."),
+        typer.Option(
+            help="CSV file of collective times in the format of --network-profile, or a log of nccl-tests. May be"
+            " repeated."
+        ),
     ] = None,
     tables: Annotated[
-        Path | None, typer.Option(help="Folder of gemm.parquet, attention_forward.parquet and nccl.parquet.")
+        Path | None, typer.Option(help="Folder with gemm.parquet, attention_forward.parquet and nccl.parquet.")
     ] = None,
-    table_device: Annotated[str | None, typer.Option(help="The device's name in these tables.")] = None,
-    source: Annotated[
-        str | None, typer.Option(help="Where the measurements come from, for the profile to say.")
-    ] = None,
-    profile_out: Annotated[Path | None, output_option(help="Write the profile to this YAML file.")] = None,
+    table_device: Annotated[str | None, typer.Option(help="Name of the device in these tables.")] = None,
+    source: Annotated[str | None, typer.Option(help="Source of the measurements; the profile records it.")] = None,
+    profile_out: Annotated[Path | None, output_option(help="Write the fitted profile to this YAML file.")] = None,
     network_out: Annotated[
-        Path | None, output_option(help="Write the collectives of --network to this CSV file, for --network-profile.")
+        Path | None,
+        output_option(help="Write the collective times of --network to this CSV file, for --network-profile."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Fit a device's kernel constants to measurements.
 
-    Prints constants old and new, and the errors before, after, and on shapes that were left out of the fit.
+    The command prints the old and the new constants, and the errors before the fit, after it, and on held-out shapes.
     """
     cluster = load_cluster(device)
     if tables is not None and not kernels and not network and table_device is not None:

@@ -27,9 +27,10 @@ _STDOUT = "-"
 chakra = typer.Typer(help="Check, describe and convert Chakra execution traces.", rich_markup_mode=None)
 
 Traces = Annotated[
-    list[str], typer.Argument(metavar="TRACES", help="Prefix of <prefix>.<rank>.et, a folder, or files of some ranks.")
+    list[str],
+    typer.Argument(metavar="TRACES", help="Prefix of files <prefix>.<rank>.et, a folder, or the files of some ranks."),
 ]
-Ranks = Annotated[int | None, typer.Option(min=1, help="Number of ranks; by default all that have a file.")]
+Ranks = Annotated[int | None, typer.Option(min=1, help="Number of ranks; by default all ranks that have a file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
@@ -38,7 +39,7 @@ def validate(
     traces: Traces,
     comm_groups: Annotated[Path | None, typer.Option(help="JSON file of the communicator groups.")] = None,
     ranks: Ranks = None,
-    limit: Annotated[int, typer.Option(min=0, help="List this many findings of each kind.")] = LISTED,
+    limit: Annotated[int, typer.Option(min=0, help="Number of findings of each kind to list.")] = LISTED,
     as_json: AsJson = False,
 ) -> None:
     """Find bad nodes, missing dependencies, cycles, unmatched messages and groups that disagree."""
@@ -81,8 +82,8 @@ def info(traces: Traces, ranks: Ranks = None, as_json: AsJson = False) -> None:
 
 @chakra.command("convert")
 def convert(
-    source: Annotated[Path, typer.Argument(help="Trace: .et, .jsonl or .json, and .gz or .zst behind.")],
-    target: Annotated[str, typer.Argument(help="File to write, its form by its name; - prints JSON lines.")],
+    source: Annotated[Path, typer.Argument(help="Trace file: .et, .jsonl or .json, plain or with .gz or .zst.")],
+    target: Annotated[str, typer.Argument(help="File to write; its name gives the format. - prints JSON lines.")],
 ) -> None:
     """Convert a trace to JSON or back, or compress it."""
     if target == _STDOUT:

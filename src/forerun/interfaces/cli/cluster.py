@@ -42,18 +42,24 @@ _USUAL_GPUS = 8
 class Nodes:
     """Says which cluster a trace in CSV runs on, and changes that of a YAML file."""
 
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes under each switch.")] = None
-    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="GPUs of a node.")] = None
-    switches: Annotated[int | None, typer.Option(min=1, help="Switches that join equal groups of nodes.")] = None
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes under each switch.")] = None
+    gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Number of GPUs in a node.")] = None
+    switches: Annotated[
+        int | None, typer.Option(min=1, help="Number of switches, each of which connects an equal group of nodes.")
+    ] = None
     policy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help=f"Policies to compare: {', '.join(POLICIES)}; for elastic jobs {', '.join(ELASTIC)};"
-            f" on unlike GPUs {', '.join(SHARES)}.",
+            help=(
+                f"Scheduling policies to compare: {', '.join(POLICIES)}; for elastic jobs"
+                f" {', '.join(ELASTIC)}; on unlike GPUs {', '.join(SHARES)}."
+            ),
         ),
     ] = None
-    placement: Annotated[str | None, typer.Option(metavar="|".join(PLACERS), help="Where a job's GPUs may lie.")] = None
+    placement: Annotated[
+        str | None, typer.Option(metavar="|".join(PLACERS), help="Rule for which GPUs a job may use.")
+    ] = None
 
     def of_trace(self, path: Path) -> JobsRequest:
         """Returns the jobs of a CSV file on the cluster of these options. Raises ForerunError without nodes."""
@@ -94,21 +100,21 @@ class Nodes:
 def cluster(
     context: typer.Context,
     source: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A YAML file of a cluster and its jobs, or a trace of jobs in CSV.")
+        Path, typer.Argument(metavar="FILE", help="YAML file of a cluster and its jobs, or a CSV trace of jobs.")
     ],
     nodes: Nodes,
     work: WorkOptions,
     store: Annotated[
-        Path | None, output_option(help="Keep schedules here; the same command goes on from there.")
+        Path | None, output_option(help="Keep schedules in this file; the same command later continues from it.")
     ] = None,
-    csv: Annotated[Path | None, output_option(help="Write a row for each job and policy here.")] = None,
+    csv: Annotated[Path | None, output_option(help="Write a row for each job and policy to this CSV file.")] = None,
     report: Report = None,
     pictures: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the plots of the page into this folder, as PNG files.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write the plots of the page to this folder as PNG files.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Schedule many jobs on one cluster: completion times, waiting and use of GPUs under each policy."""
+    """Simulate many jobs on one cluster: completion times, waiting times and GPU utilization under each policy."""
     if pictures is not None and not drawing_is_possible():
         raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
     asked = nodes.of_trace(source) if source.suffix == ".csv" else read_cluster(source)

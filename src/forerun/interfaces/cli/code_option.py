@@ -19,7 +19,10 @@ class CodeOptions:
     """Says whether the command executes Python files that an experiment file names."""
 
     no_code: Annotated[
-        bool, typer.Option("--no-code", help="Refuse a file that names Python code, instead of executing the code.")
+        bool,
+        typer.Option(
+            "--no-code", help="Refuse a file that names Python code; without this option Forerun executes the code."
+        ),
     ] = False
 
 

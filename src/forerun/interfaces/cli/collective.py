@@ -61,11 +61,12 @@ class SizeOptions:
     """Says which sizes are simulated: some, a range, or both."""
 
     size: Annotated[
-        list[str] | None, typer.Option("--bytes", help="Size, such as 64MiB, 1GB or 1048576; can be repeated.")
+        list[str] | None,
+        typer.Option("--bytes", help="Size of the collective, such as 64MiB, 1GB or 1048576. May be repeated."),
     ] = None
     first: Annotated[str | None, typer.Option("--from", help="Smallest of a range of sizes.")] = None
     last: Annotated[str | None, typer.Option("--to", help="Largest of a range of sizes.")] = None
-    factor: Annotated[float, typer.Option(min=1.01, help="Ratio of neighbouring sizes of the range.")] = 2.0
+    factor: Annotated[float, typer.Option(min=1.01, help="Ratio between neighbouring sizes of the range.")] = 2.0
 
     def bytes(self) -> list[int]:
         """Returns all sizes. Raises ForerunError where there is none."""
@@ -90,15 +91,25 @@ class NetworkOptions:
     """Says which network it is, on the command line or in a file."""
 
     topology: Annotated[
-        str | None, typer.Option(help="Network, as ring:8,switch:4@50/500 (GB/s and ns), innermost dimension first.")
+        str | None,
+        typer.Option(help="Network such as ring:8,switch:4@50/500 (GB/s and ns), with the innermost dimension first."),
     ] = None
-    network: Annotated[Path | None, typer.Option(help="Network file, in place of --topology.")] = None
-    bandwidth: Annotated[str, typer.Option(help="GB/s of links: one number, or one for each dimension: 50,25.")] = "50"
-    latency: Annotated[str, typer.Option(help="ns of links: one number, or one for each dimension: 500,700.")] = "500"
+    network: Annotated[Path | None, typer.Option(help="Network file, instead of --topology.")] = None
+    bandwidth: Annotated[
+        str, typer.Option(help="Link bandwidth in GB/s: one number, or one for each dimension (50,25).")
+    ] = "50"
+    latency: Annotated[
+        str, typer.Option(help="Link latency in ns: one number, or one for each dimension (500,700).")
+    ] = "500"
     cluster: Annotated[
-        str | None, typer.Option(help="Name or file of a cluster, for NCCL's own choice and times on its links.")
+        str | None,
+        typer.Option(
+            help="Name or file of a cluster. Shows the algorithms that NCCL chooses on its links, and their times."
+        ),
     ] = None
-    gpus: Annotated[int | None, typer.Option(min=2, help="How many GPUs of --cluster; one node by default.")] = None
+    gpus: Annotated[
+        int | None, typer.Option(min=2, help="Number of GPUs of --cluster; by default those of one node.")
+    ] = None
 
     def read_cluster(self) -> tuple[Cluster, int] | None:
         """Returns the cluster and the number of GPUs; None without --cluster. Raises ForerunError for what doesn't go
@@ -126,13 +137,15 @@ class NetworkOptions:
 class SystemOptions:
     """Says how a collective is cut into chunks and scheduled, by the keys of ASTRA-sim's system file."""
 
-    splits: Annotated[int, typer.Option(min=1, help="Chunks that a collective is cut into.")] = 4
-    active: Annotated[int, typer.Option(min=1, help="Chunks that a dimension works on at the same time.")] = 1
+    splits: Annotated[int, typer.Option(min=1, help="Number of chunks in a collective.")] = 4
+    active: Annotated[
+        int, typer.Option(min=1, help="Number of chunks that a dimension processes at the same time.")
+    ] = 1
     optimization: Annotated[Optimization, typer.Option(help="How the chunks are scheduled over the dimensions.")] = (
         Optimization.localBWAware
     )
-    endpoint_delay: Annotated[int, typer.Option(min=0, help="ns between messages of a rank.")] = 10
-    local_mem_bw: Annotated[float, typer.Option(min=0, help="GB/s that reductions run at.")] = 1600.0
+    endpoint_delay: Annotated[int, typer.Option(min=0, help="Delay between two messages of a rank in ns.")] = 10
+    local_mem_bw: Annotated[float, typer.Option(min=0, help="Memory bandwidth of reductions in GB/s.")] = 1600.0
 
     def system(self) -> System:
         """Returns the system that the options describe."""
@@ -150,8 +163,10 @@ class SystemOptions:
 class GroupOptions:
     """Says in which groups collectives run; without any, the whole network is one group."""
 
-    group_size: Annotated[int | None, typer.Option(min=2, help="Ranks of a group; all groups run at once.")] = None
-    stride: Annotated[int, typer.Option(min=1, help="Distance of neighbours in a group.")] = 1
+    group_size: Annotated[
+        int | None, typer.Option(min=2, help="Number of ranks in a group; all groups run at the same time.")
+    ] = None
+    stride: Annotated[int, typer.Option(min=1, help="Distance between neighbouring ranks of a group.")] = 1
 
     def on(self, network: Network) -> tuple[tuple[int, ...], ...]:
         """Returns the groups on `network`; none where one group has all NPUs."""
@@ -165,33 +180,38 @@ def collective(
     scheduling: SystemOptions,
     joined: GroupOptions,
     kind: Annotated[
-        str | None, typer.Argument(metavar="COLLECTIVE", help=f"One of {', '.join(KINDS)}; none with --cases.")
+        str | None, typer.Argument(metavar="COLLECTIVE", help=f"One of {', '.join(KINDS)}. Leave it out with --cases.")
     ] = None,
     cases: Annotated[
-        Path | None, typer.Option(help="File of cases, one JSON object a line (- for standard input).")
+        Path | None, typer.Option(help="File with one case as a JSON object in each line (- for standard input).")
     ] = None,
     algorithm: Annotated[
         str | None,
         typer.Option(
-            help="Algorithms to compare, with commas: names, direct with a window (direct4), ring+direct by dimension, "
-            "or custom ones as module:Class or file.py:Class."
+            help=(
+                "Algorithms to compare, separated by commas: a name, direct with a window (direct4), one for"
+                " each dimension (ring+direct), or your own as module:Class or file.py:Class."
+            )
         ),
     ] = None,
     backend: Annotated[
         Backend,
         typer.Option(
-            help="aware: every link is a queue; unaware: messages never wait for each other, as ASTRA-sim reckons; "
-            "auto: on rings, switches and full connections links carry bytes one after the other, elsewhere aware; "
-            "both: auto, with a column of the times without queues."
+            help=(
+                "Congestion model. aware: messages queue at every link; unaware: messages never wait for each"
+                " other, as in ASTRA-sim's analytical network; auto: on rings, switches and full connections,"
+                " links carry bytes one after the other, and other networks use aware; both: auto, and a"
+                " column of the times without queues."
+            )
         ),
     ] = Backend.auto,
-    hottest: Annotated[int, typer.Option(min=0, help="How many of the busiest links to list (aware).")] = 5,
+    hottest: Annotated[int, typer.Option(min=0, help="Number of busiest links to list (congestion-aware only).")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Simulate collectives: a table by size and algorithm, or a JSON line for each case of a file.
+    """Simulate collectives on a network, and print a table by size and algorithm, or a JSON line for each case.
 
-    With --cluster it simulates no messages and says what NCCL chooses on a cluster, and how long that takes.
-    Sizes and bandwidths are those of nccl-tests; the size of an all_gather is that of its output.
+    With --cluster Forerun prints the algorithm that NCCL chooses on it and the time, and simulates no messages.
+    Sizes and bandwidths are defined as in nccl-tests; the size of an all_gather is that of its output.
     """
     if cases is not None:
         if kind is not None:

@@ -28,14 +28,17 @@ class Bounds:
     """Says what the change may cost at most; beyond it the exit code says so."""
 
     max_slowdown: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Exit with 4 if the step takes longer by more: 2% or 0.02.")
+        str | None,
+        typer.Option(metavar="SHARE", help="Exit with code 4 if step time grows by more than this: 2% or 0.02."),
     ] = None
     max_growth: Annotated[
         str | None,
-        typer.Option(metavar="SHARE", help="Exit with 4 if the peak of allocated memory grows by more: 2% or 0.02."),
+        typer.Option(
+            metavar="SHARE", help="Exit with code 4 if peak allocated memory grows by more than this: 2% or 0.02."
+        ),
     ] = None
     must_fit: Annotated[
-        bool, typer.Option("--must-fit", help="Exit with 3 if the second program does not fit in memory.")
+        bool, typer.Option("--must-fit", help="Exit with code 3 if the second program does not fit in memory.")
     ] = False
 
     def code(self, found: StepDiff) -> int:
@@ -55,22 +58,25 @@ class Bounds:
 
 @grouped
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A saved program (forerun trace).")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The saved program of the changed script.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="Saved program (written by forerun trace).")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Saved program of the changed script.")],
     cluster: ClusterOption,
     under: Conditions,
     bounds: Bounds,
     gpus: Annotated[
-        int | None, typer.Option(help="GPUs of both runs; by default each program's own. Scales data parallelism.")
+        int | None,
+        typer.Option(help="Number of GPUs of both runs; by default those of each program. Data parallelism is scaled."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many changes to list.")] = 20,
-    depth: Annotated[int | None, typer.Option(min=1, help="Parts of a module's path to tell apart (all).")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of changes to list.")] = 20,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Depth of module paths in the table (default: full paths).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a change of a script does to step time and peak memory, and why.
 
-    Both programs run under the same conditions. Kernels, collectives, copies and tensors that came, went, grew or
-    shrank are listed by module, the most lost time first.
+    Forerun simulates both programs under the same conditions. It lists by module the kernels, collectives, copies and
+    tensors that are new, gone, larger or smaller, with the largest loss of time first.
     """
     for path in (before, after):
         if not path.is_file():

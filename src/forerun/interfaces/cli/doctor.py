@@ -9,7 +9,7 @@ from forerun.interfaces.report.written import to_json
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Show versions, extras, caches and disk, and the line that installs what is missing."""
+    """Show versions, optional packages, caches and disk space, and the command that installs what is missing."""
     findings = examine()
     if as_json:
         print(to_json(doctor_record(findings)))

@@ -27,32 +27,43 @@ PLOT_NAME = "pareto.png"
 
 @grouped
 def dse(
-    file: Annotated[Path, typer.Argument(help="YAML file: workloads, systems, plan, sampling.", metavar="FILE.yaml")],
-    out: Annotated[Path, typer.Option(help="Folder for the results; a later run goes on from what is in it.")],
+    file: Annotated[
+        Path, typer.Argument(help="YAML file with the keys workloads, systems, plan and sampling.", metavar="FILE.yaml")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the results; a later run continues from them.")],
     work: WorkOptions,
     points: Annotated[
         Path | None,
-        typer.Option(help="Points to explore in place of the file's plan: keys dp_tp_sp_pp_ar, as text, YAML or JSON."),
+        typer.Option(
+            help="Points to explore instead of those of the file: keys dp_tp_sp_pp_ar, as text, YAML or JSON."
+        ),
     ] = None,
     release: Annotated[
         str | None,
         typer.Option(
-            help="Build of ASTRA-sim whose issue order and rule for groups count, as 2025-03; before the file's."
+            help=(
+                "ASTRA-sim release whose issue order and group rule to use, such as 2025-03. Overrides that"
+                " of the file."
+            )
         ),
     ] = None,
     issue_order: Annotated[
-        Order | None, typer.Option(help="Order in which ready nodes are issued; before the release's and the file's.")
+        Order | None,
+        typer.Option(help="Order in which ready nodes are issued. Overrides that of the release and of the file."),
     ] = None,
-    top: Annotated[int, typer.Option(help="Best points to show.", min=1)] = 5,
+    top: Annotated[int, typer.Option(help="Number of best points to show.", min=1)] = 5,
     plot: Annotated[
-        bool | None, typer.Option("--plot/--no-plot", help="Write pareto.png (default: if matplotlib is installed).")
+        bool | None,
+        typer.Option(
+            "--plot/--no-plot", help="Draw the Pareto front in pareto.png (default: if matplotlib is installed)."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Explore a design space: every workload on every system with every strategy, or a sample of them.
 
-    Traces are generated as STAGE does and replayed as ASTRA-sim does, without writing them. Points that are in the
-    folder already are not simulated again. Exits with 3 if no point works, or none fits in the memory limit.
+    Forerun generates traces as STAGE does and replays them as ASTRA-sim does, without writing them. It skips points
+    whose results are in the folder. It exits with code 3 if no point works, or none fits in the memory limit.
     """
     exploration = read_exploration(file, points, release, issue_order.policy if issue_order else None)
     if plot and not drawing_is_possible():

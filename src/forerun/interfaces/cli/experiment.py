@@ -66,13 +66,16 @@ class SpreadCommand(TyperCommand):
 
 experiment = typer.Typer(help="Study a cluster from one experiment file.", no_args_is_help=True)
 
-Source = Annotated[str, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or a preset's name.")]
+Source = Annotated[str, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or the name of a preset.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a key to this value (YAML); several may follow."),
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Set a key of the file to this YAML value. Several may follow."
+    ),
 ]
 Out = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Write configuration, results, pictures and report.html here.")
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Write configuration, results, pictures and report.html to this folder."),
 ]
 
 
@@ -94,15 +97,17 @@ def run_command(
     settings: Settings = None,
     out: Out = None,
     history: Annotated[
-        bool, typer.Option("--history", help="With --out: write every event, as a table and as a Perfetto trace.")
+        bool, typer.Option("--history", help="With --out: also write every event as a table and as a Perfetto trace.")
     ] = False,
     analysis: Annotated[
-        bool, typer.Option("--analysis/--no-analysis", help="Show bottlenecks, what-if and recommendations.")
+        bool, typer.Option("--analysis/--no-analysis", help="Show bottlenecks, what-if results and recommendations.")
     ] = True,
-    must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False,
+    must_fit: Annotated[
+        bool, typer.Option("--must-fit", help="Exit with code 3 if the run does not fit in memory.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a run: time, memory, bottlenecks, what would help, cost."""
+    """Simulate the run that one file describes: time, memory, cost, bottlenecks and recommendations."""
     choice = source.chosen()
     if (history or must_fit) and (choice.nodes or choice.patterns):
         name = "--history" if history else "--must-fit"
@@ -134,15 +139,19 @@ def run_command(
 def scale_command(
     context: typer.Context,
     source: Source,
-    nodes: Annotated[list[int], typer.Option(min=1, help="Numbers of nodes: --nodes 1 2 4 8.")],
+    nodes: Annotated[list[int], typer.Option(min=1, help="Node counts to simulate: --nodes 1 2 4 8.")],
     options: StudyOptions,
     strong: Annotated[
-        bool, typer.Option("--strong/--weak", help="Keep the batch of all GPUs, or that of each GPU.")
+        bool,
+        typer.Option(
+            "--strong/--weak",
+            help="Keep the global batch constant (strong scaling), or the batch of each GPU (weak scaling).",
+        ),
     ] = False,
 ) -> None:
-    """Simulate the experiment on more and more nodes: efficiency, where it breaks down and why, the best scale.
+    """Simulate the run on several node counts: efficiency, the best scale, and why efficiency falls.
 
-    With --out a study that was interrupted continues where it stopped.
+    With --out an interrupted study continues where it stopped.
     """
     _scale(context, _request(source, options.settings), nodes, strong, options)
 
@@ -162,15 +171,17 @@ def compare_command(
     context: typer.Context,
     source: Source,
     options: StudyOptions,
-    patterns: Annotated[list[str] | None, typer.Option(help="Communication patterns to try.")] = None,
-    topologies: Annotated[list[str] | None, typer.Option(help="Topologies to try.")] = None,
-    devices: Annotated[list[str] | None, typer.Option(help="GPUs to try.")] = None,
-    precisions: Annotated[list[str] | None, typer.Option(help="Precisions to try.")] = None,
-    grid: Annotated[bool, typer.Option("--grid", help="Try all combinations, not one change at a time.")] = False,
+    patterns: Annotated[list[str] | None, typer.Option(help="Communication patterns to compare.")] = None,
+    topologies: Annotated[list[str] | None, typer.Option(help="Topologies to compare.")] = None,
+    devices: Annotated[list[str] | None, typer.Option(help="GPUs to compare.")] = None,
+    precisions: Annotated[list[str] | None, typer.Option(help="Precisions to compare.")] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="Compare all combinations instead of one change at a time.")
+    ] = False,
 ) -> None:
     """Compare patterns, topologies, devices and precisions side by side.
 
-    With --out a comparison that was interrupted continues where it stopped.
+    With --out an interrupted comparison continues where it stopped.
     """
     axes = {"patterns": patterns, "topologies": topologies, "devices": devices, "precisions": precisions}
     if not any(axes.values()):
@@ -191,9 +202,9 @@ def _compare(
 @executes_code
 @grouped
 def stragglers_command(context: typer.Context, source: Source, options: StudyOptions) -> None:
-    """Simulate step times under jitter and stragglers, and what the slowest rank costs.
+    """Simulate step times under jitter and stragglers, and show what the slowest rank costs.
 
-    The file says what disturbs the run, or an option does: --set training.straggler_probability=0.01.
+    The file describes the disturbances. An option can change them: --set training.straggler_probability=0.01.
     """
     request = _request(source, options.settings)
     with progress_bar("simulating") as advance:

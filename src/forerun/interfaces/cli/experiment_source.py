@@ -41,18 +41,18 @@ class SourceOptions:
     """Says which experiment to run, and whether to study how it scales."""
 
     source: Annotated[
-        str | None, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or a preset's name.")
+        str | None, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or the name of a preset.")
     ] = None
-    preset: Annotated[str | None, typer.Option(help="A preset: small, medium, large or another one.")] = None
+    preset: Annotated[str | None, typer.Option(help="Name of a preset: small, medium, large or another one.")] = None
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML or JSON file.")] = None
     example: Annotated[
-        int | None, typer.Option(min=1, max=len(EXAMPLES), help=f"A shipped example: {_EXAMPLE_WORDS}.")
+        int | None, typer.Option(min=1, max=len(EXAMPLES), help=f"Number of a shipped example: {_EXAMPLE_WORDS}.")
     ] = None
     scaling: Annotated[
         bool, typer.Option("--scaling", help="Run a scaling study, as `forerun experiment scale` does.")
     ] = False
     nodes: Annotated[
-        list[int] | None, typer.Option(min=1, help="With --scaling: numbers of nodes (default: 1 2 4 8 16).")
+        list[int] | None, typer.Option(min=1, help="With --scaling: node counts to simulate (default: 1 2 4 8 16).")
     ] = None
 
     def chosen(self) -> Chosen:

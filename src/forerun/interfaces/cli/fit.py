@@ -28,27 +28,32 @@ PREDICTED_TIERS = "B"
 
 def fit(
     measurements: Annotated[
-        list[Path], typer.Argument(help="CSV files of measured configurations; constants are fitted to tier A.")
+        list[Path],
+        typer.Argument(help="CSV files of measured configurations. Constants are fitted to the rows of tier A."),
     ],
-    models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
+    models: Annotated[Path, typer.Option(help="YAML file of the model architectures that the rows name.")],
     hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
     leave_out: Annotated[
         Grouping | None,
         typer.Option(
-            help="Also predict each family of stacks, or each source, by a fit to the others. Sources of tier B are "
-            "predicted too."
+            help=(
+                "Cross-validate: predict each family of stacks, or each source, with constants fitted to the"
+                " others. This includes sources of tier B."
+            )
         ),
     ] = None,
     out: Annotated[
-        Path | None, output_option(help="Write measured and predicted times, row by row, to this CSV.")
+        Path | None, output_option(help="Write the measured and the predicted time of each row to this CSV file.")
     ] = None,
-    write: Annotated[bool, typer.Option("--write", help="Put the fitted constants into Forerun's files.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the fitted constants into Forerun's data files.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Fit stacks and unmeasured attention kernels to whole measured steps.
+    """Fit the constants of stacks and of unmeasured attention kernels to whole measured steps.
 
-    Prints every constant with its prior, what it was and is, and how many rows inform it. `forerun calibrate` refits
-    kernels and collectives.
+    The command prints each constant with its prior, its old and new value, and the number of rows that inform it.
+    `forerun calibrate` fits kernels and collectives.
     """
     registry = load_registry()
     sources = leave_out == "source"

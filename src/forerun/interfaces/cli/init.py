@@ -25,26 +25,34 @@ class Answers:
     """The four answers; what is not given is asked for, or is the default where nobody can answer."""
 
     model: Annotated[
-        str | None, typer.Option(help="Preset (forerun models) or config.json.", autocompletion=completion.models)
+        str | None,
+        typer.Option(
+            help="Model: a preset (forerun models lists them) or a config.json.", autocompletion=completion.models
+        ),
     ] = None
     cluster: Annotated[
-        str | None, typer.Option(help="Preset (forerun clusters) or a YAML file.", autocompletion=completion.clusters)
+        str | None,
+        typer.Option(
+            help="Cluster: a preset (forerun clusters lists them) or a YAML file.", autocompletion=completion.clusters
+        ),
     ] = None
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs of the run.")] = None
-    goal: Annotated[str | None, typer.Option(metavar="|".join(GOALS), help=f"What you want to know. {_GOALS}.")] = None
+    gpus: Annotated[int | None, typer.Option(min=1, help="Number of GPUs.")] = None
+    goal: Annotated[
+        str | None, typer.Option(metavar="|".join(GOALS), help=f"Question that the file answers. {_GOALS}.")
+    ] = None
 
 
 @grouped
 def init(
     answers: Answers,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.", callback=check_output)] = Path(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.", callback=check_output)] = Path(
         "forerun.yaml"
     ),
-    force: Annotated[bool, typer.Option("--force", help="Replace the file where it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Ask for model, cluster, GPUs and goal, and write a YAML file that a command takes."""
+    """Ask for a model, a cluster, GPUs and a goal, and write a YAML file that answers the question with one command."""
     if path.exists() and not force:
-        raise ForerunError(f"{path}: is there already; --force replaces it, or give another name")
+        raise ForerunError(f"{path}: the file exists already; replace it with --force, or give another name")
     asks = sys.stdin.isatty()
     if asks and answers.goal is None:
         for name, words in GOALS.items():

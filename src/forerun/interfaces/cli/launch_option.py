@@ -22,16 +22,16 @@ class LaunchOptions:
     """Names the tool that is to run the plan, the scheduler that starts it, and the folder for their files."""
 
     launch: Annotated[
-        str | None, typer.Option(metavar="TOOL", help=f"Write the plan as files of this tool: {', '.join(TOOLS)}.")
-    ] = None
-    launch_out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="The folder that --launch writes its files to.")
-    ] = None
-    scheduler: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help=f"Also write the job file that starts it on a cluster: {', '.join(SCHEDULERS)}."
+            metavar="TOOL",
+            help=f"Write the configuration files with which this tool runs the plan: {', '.join(TOOLS)}.",
         ),
+    ] = None
+    launch_out: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for the files of --launch.")] = None
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"Also write a job file for this scheduler: {', '.join(SCHEDULERS)}."),
     ] = None
 
     def check(self) -> None:

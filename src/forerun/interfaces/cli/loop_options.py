@@ -20,8 +20,10 @@ class LoopOptions:
         str | None,
         typer.Option(
             metavar="KIND=N,...",
-            help="Periodic work of the training loop, each kind every N steps (0 for never):"
-            f" {', '.join(KINDS)}. The prediction then also gives the mean step with this work.",
+            help=(
+                f"Work that the training loop repeats every N steps (0 for never): {', '.join(KINDS)}. The"
+                " prediction then also gives the mean step with this work."
+            ),
         ),
     ] = None
     checkpoint_mode: Annotated[
@@ -33,7 +35,7 @@ class LoopOptions:
     storage: Annotated[
         str | None,
         typer.Option(
-            metavar="GB/s[,GB/s]", help="Bandwidth of the storage of checkpoints: of one rank, and of all ranks."
+            metavar="GB/s[,GB/s]", help="Bandwidth of the checkpoint storage: for one rank, and for all ranks together."
         ),
     ] = None
 

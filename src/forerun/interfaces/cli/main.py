@@ -1,6 +1,6 @@
 """The console command: names of the subcommands, and errors as one line.
 
-Only the module of the subcommand that is asked for is imported, so that help comes at once.
+Only the module of the requested subcommand is imported, so that help is printed at once.
 Exit codes are in `exit_codes.py`; bad input is one line `error: ...` on stderr.
 """
 
@@ -27,39 +27,39 @@ from forerun.interfaces.report.working import working
 
 COMMANDS = {
     "plan": "Find the fastest parallelism plan that fits.",
-    "serve": "Plan in the browser, on this machine and offline.",
-    "predict": "Predict one plan: time, memory, where both go.",
-    "simulate": "Run a saved program: kernels, streams and modules by time.",
-    "diff": "Say what a change of a script costs: time, memory, and why.",
+    "serve": "Open the planner in the browser, on this machine and offline.",
+    "predict": "Predict time, memory and cost of one plan.",
+    "simulate": "List the kernels, streams and modules of a saved program by time.",
+    "diff": "Show what a change of a script costs in time and memory, and why.",
     "trace": "Record a real PyTorch training step without a GPU.",
-    "profile": "Read PyTorch profiles: where a measured step goes.",
-    "run": "Predict a run of weeks: failures, checkpoints, goodput.",
-    "stragglers": "Say what slow ranks cost a job, from a trace of its operations.",
-    "cluster": "Schedule many jobs on one cluster, policies side by side.",
-    "experiment": "Study a cluster from one file: scaling, what-if, cost.",
+    "profile": "Analyze PyTorch profiles: where the time of a measured step goes.",
+    "run": "Predict a whole run of weeks: failures, checkpoints, goodput.",
+    "stragglers": "Show what slow ranks cost a job, from a trace of its operations.",
+    "cluster": "Simulate many jobs on one cluster under scheduling policies.",
+    "experiment": "Study a run that one file describes: scaling, what-if, cost.",
     "validate": "Compare predictions with published measurements.",
-    "measure": "Time kernels and collectives of the machine at hand.",
-    "calibrate": "Refit a device's cost profile to measurements.",
-    "fit": "Refit what whole steps tell to published ones.",
+    "measure": "Measure the kernels and collectives of this machine.",
+    "calibrate": "Fit a device's cost profile to measurements.",
+    "fit": "Fit the constants of stacks to published step times.",
     "models": "List the model presets.",
     "clusters": "List the cluster presets.",
     "stacks": "List the software stacks.",
     "astra": "Replay Chakra traces on a network, as ASTRA-sim does.",
     "chakra": "Check, describe and convert Chakra traces.",
-    "collective": "Time a collective on a network, by size and algorithm.",
+    "collective": "Simulate a collective on a network, by size and algorithm.",
     "stage": "Generate Chakra traces of a transformer from the flags of STAGE.",
-    "traffic": "Deliver message patterns over a network.",
+    "traffic": "Simulate patterns of messages on a network.",
     "dse": "Explore a design space of workloads, systems and strategies.",
     "init": "Write a first YAML file from four answers.",
-    "doctor": "Say what this installation has and lacks.",
+    "doctor": "Show what this installation has and lacks.",
     "version": "Print the version, as forerun --version does.",
 }
 _WITHOUT_LIMITS = frozenset({"trace", "serve", "models", "clusters", "stacks", "init", "doctor", "version"})
-"""the commands that answer at once, go on until they are ended, or have limits of their own"""
+"""commands that answer at once, run until the user stops them, or have limits of their own"""
 TRACEBACK = "FORERUN_TRACEBACK"
-"""the environment variable that lets an unexpected error end with Python's traceback"""
+"""name of the environment variable that shows Python's traceback of an unexpected error"""
 COMPLETES = "_FORERUN_COMPLETE"
-"""the environment variable by which a shell asks for completions"""
+"""name of the environment variable that a shell sets when it requests completions"""
 _LONGEST_REPORT = 300
 # Typer brings its own copy of click from some version on; its errors are reached through their common descendant.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -107,7 +107,7 @@ def run(arguments: list[str]) -> int:
         place = "standard output" if error.filename is None else error.filename
         return _fail(f"{place}: {error.strerror or error}")
     except MemoryError:
-        return _fail("this takes more memory than there is; ask for less at once")
+        return _fail("the command needs more memory than this machine has; reduce the number of plans, ranks or runs")
     except Exception as error:
         if TRACEBACK in os.environ:
             raise
@@ -129,13 +129,13 @@ def _fail(message: str, code: int = BAD_INPUT) -> int:
 
 
 def _forget_output() -> None:
-    """Sends what is still to be printed nowhere, so that Python doesn't fail again at its end."""
+    """Discards the remaining output, so that Python doesn't fail again when it exits."""
     with suppress(OSError, ValueError):  # a stream of a test has no number
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def app_of(arguments: list[str]) -> typer.Typer:
-    """Returns the command line, of which the command is loaded that `arguments` begin with."""
+    """Returns the command line. Only the command at the start of `arguments` is loaded."""
     if COMPLETES in os.environ:
         completion = import_module("forerun.interfaces.cli.completion")
         arguments = completion.asked() or arguments
@@ -156,7 +156,8 @@ def app_of(arguments: list[str]) -> typer.Typer:
 
 
 def _rewritten(arguments: list[str]) -> list[str]:
-    """Returns the arguments as the command wants them; one that takes several plans reads values of flags."""
+    """Returns the arguments in the form that the command reads; `plan` reads flags with values, such as `--compile
+    true`."""
     if arguments[:1] == ["--version"]:
         return ["version", *arguments[1:]]
     if arguments[:1] != ["plan"]:
@@ -173,7 +174,7 @@ def _forerun() -> None:
 
 
 def _not_asked_for() -> None:
-    """Stands for the other commands in the list of commands."""
+    """Fills the list of commands for every command that is not loaded."""
 
 
 @cache

@@ -33,9 +33,9 @@ def kernels(
         Path | None, typer.Option(help="Folder to write kernels.csv, or under torchrun network.csv, into.")
     ] = None,
 ) -> None:
-    """Time kernels on this machine's GPU, or collectives inside the node where torchrun started this.
+    """Measure the times of kernels on this machine's GPU, or of collectives inside a node under torchrun.
 
-    The files are what --kernel-profile, --network-profile and forerun calibrate take. Collectives:
+    The command writes files for --kernel-profile, --network-profile and forerun calibrate. To measure collectives, run:
     torchrun --nproc-per-node 8 --no-python forerun measure --out FOLDER
     """
     if context.invoked_subcommand is not None:

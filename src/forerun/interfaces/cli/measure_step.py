@@ -25,24 +25,27 @@ from forerun.sources.trace.record import trace_job
 
 
 def step(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Training script; unmodified.")],
+    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="Training script; it needs no changes.")],
     cluster: ClusterOption,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None,
     world_size: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of the run, where torchrun did not start this; 1 by default.")
+        int | None, typer.Option(min=1, help="Number of ranks if torchrun did not start this command; 1 by default.")
     ] = None,
     program: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A saved program of this script and run; else it is traced.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Saved program of this script and run; without it Forerun traces the script."
+        ),
     ] = None,
-    warm_up: Annotated[int, typer.Option(min=1, help="Steps before those that are measured.")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are measured.")] = 10,
+    warm_up: Annotated[int, typer.Option(min=1, help="Number of steps before the measured ones.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Number of measured steps.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a script's step here, and print it beside the prediction.
+    """Measure the steps of a script on this machine's GPUs, and print them beside the prediction.
 
-    On a machine with a GPU the script runs until its steps are measured; for several GPUs, start this under torchrun:
-    torchrun --nproc-per-node 8 --no-python forerun measure step SCRIPT --cluster C. Without a GPU the columns of the
-    prediction stand alone.
+    The script runs until its steps are measured. For several GPUs, start the command under torchrun:
+    torchrun --nproc-per-node 8 --no-python forerun measure step SCRIPT --cluster C. On a machine without a GPU the
+    command prints only the prediction.
     """
     if not script.is_file():
         raise ForerunError(f"{script}: no such script; give its path")

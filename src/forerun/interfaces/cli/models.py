@@ -20,16 +20,16 @@ def models(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="One model, part by part: a preset, config.json, its folder, or a YAML file.",
+            help="Show this model part by part: a preset, a config.json or its folder, or a YAML file.",
             autocompletion=completion.models,
         ),
     ] = None,
     download: Annotated[
-        bool, typer.Option("--download", help="Download config.json of org/model from the Hugging Face hub first.")
+        bool, typer.Option("--download", help="First download the config.json of org/model from the Hugging Face hub.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """List the model presets, or one model's layers with what they hold, compute and keep."""
+    """List the model presets, or the parts of one model with their parameters, FLOPs and activations."""
     if model is not None:
         if download:
             download_config(model)

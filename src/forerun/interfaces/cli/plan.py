@@ -55,35 +55,47 @@ class Subject:
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Preset (forerun models), config.json, its folder, or a YAML file.", autocompletion=completion.models
+            help="Model: a preset (forerun models lists them), a config.json or its folder, or a YAML file.",
+            autocompletion=completion.models,
         ),
     ] = None
     cluster: Annotated[
         str | None,
-        typer.Option(help="Preset (forerun clusters) or a YAML file.", autocompletion=completion.clusters),
+        typer.Option(
+            help="Cluster: a preset (forerun clusters lists them) or a YAML file.", autocompletion=completion.clusters
+        ),
     ] = None
     programs: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Saved programs (forerun trace) to rank in place of plans.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Rank the saved programs of this folder (written by forerun trace) instead of plans."
+        ),
     ] = None
     recipe: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A tool's file (as for predict --recipe) whose model, GPUs and batch are asked about, and all that a"
-            " search does not choose. Its own plan is shown beside the best ones.",
+            help=(
+                "Configuration file of a training tool (see predict --recipe). It sets the model, the GPUs,"
+                " the batch and every setting that a search does not choose. Its own plan is listed beside"
+                " the best ones."
+            ),
         ),
     ] = None
     gpus: Annotated[
         str | None,
         typer.Option(
             metavar="N",
-            help="GPUs of the run (default for programs: their own). Several: a list 64,96, doublings 64..1024, or"
-            " steps 64..1024:64.",
+            help=(
+                "Number of GPUs (default for programs: their own). Give several as a list (64,96), as"
+                " doublings (64..1024) or in steps (64..1024:64)."
+            ),
         ),
     ] = None
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None
+    seq_len: Annotated[int | None, typer.Option(help="Number of tokens in a sequence.")] = None
     global_batch: Annotated[
-        str | None, typer.Option(metavar="N", help="Sequences of a step over all GPUs; several as with --gpus.")
+        str | None,
+        typer.Option(metavar="N", help="Number of sequences in a step, over all GPUs. Give several as with --gpus."),
     ] = None
     mtp: MtpModules = None
     images: Images = None
@@ -99,33 +111,49 @@ class SearchOptions:
         str | None,
         typer.Option(
             metavar="time|tokens|cost|memory",
-            help="What makes a plan the best: least time of a step, most tokens/s, cheapest tokens, or least memory"
-            " (default: time; tokens with several batches, and for programs whose tokens or GPUs differ).",
+            help=(
+                "How plans are ranked: by least step time, most tokens/s, least cost of a token, or least"
+                " memory (default: time; tokens with several batches, and for programs whose tokens or GPUs"
+                " differ)."
+            ),
         ),
     ] = None
-    pareto: Annotated[bool, typer.Option("--pareto", help="Also find the Pareto front of step time and memory.")] = (
+    pareto: Annotated[bool, typer.Option("--pareto", help="Also list the Pareto front of step time and memory.")] = (
         False
     )
     pareto_plans: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Simulate at most this many more plans for the front.")
+        int, typer.Option(min=0, metavar="N", help="Simulate at most this many additional plans for the Pareto front.")
     ] = MOST_SIMULATED
     headroom: Annotated[
-        str | None, typer.Option(metavar="GIB|SIZE|PERCENT", help="Memory of a GPU to keep free: 8 (GiB), 8GB, or 10%.")
+        str | None,
+        typer.Option(metavar="GIB|SIZE|PERCENT", help="GPU memory that a plan must leave free: 8 (GiB), 8GB, or 10%."),
     ] = None
     space: Annotated[
         str,
         typer.Option(
             metavar="default|whole",
-            help="Try what the stack offers, or all that it could run, in any order of the mesh axes.",
+            help=(
+                "default searches what the stack usually runs; whole searches all that it could run, in any"
+                " order of the mesh axes."
+            ),
         ),
     ] = "default"
-    max_tp: Annotated[int | None, typer.Option(help="Largest tp to try (default: the node).")] = None
-    max_cp: Annotated[int | None, typer.Option(help="Largest cp to try (default: 4,096 tokens a rank).")] = None
-    max_pp: Annotated[int | None, typer.Option(help="Largest pp to try (default: the layers).")] = None
-    max_ep: Annotated[int | None, typer.Option(help="Largest ep to try (default: the experts).")] = None
+    max_tp: Annotated[int | None, typer.Option(help="Largest tensor-parallel degree to try (default: the node).")] = (
+        None
+    )
+    max_cp: Annotated[
+        int | None, typer.Option(help="Largest context-parallel degree to try (default: 4,096 tokens a rank).")
+    ] = None
+    max_pp: Annotated[
+        int | None, typer.Option(help="Largest pipeline-parallel degree to try (default: the layers).")
+    ] = None
+    max_ep: Annotated[
+        int | None, typer.Option(help="Largest expert-parallel degree to try (default: the experts).")
+    ] = None
     max_micro_batch: Annotated[int | None, typer.Option(help="Largest micro batch to try.")] = None
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Also simulate plans that a bound shows to be behind the best.")
+        bool,
+        typer.Option("--exhaustive", help="Simulate every plan, also those that a lower bound proves to be slower."),
     ] = False
 
     def limits(self) -> Limits:
@@ -143,11 +171,18 @@ class SearchOptions:
 class WorkOptions:
     """Says where the simulations run, and where their results are kept."""
 
-    workers: Annotated[int | None, typer.Option(help="Processes (default: one for each CPU).")] = None
-    executor: Annotated[str, typer.Option(metavar="local|ray", help="Simulate in processes here, or on Ray.")] = "local"
+    workers: Annotated[int | None, typer.Option(help="Number of worker processes (default: one for each CPU).")] = None
+    executor: Annotated[
+        str,
+        typer.Option(
+            metavar="local|ray", help="Simulate in processes of this machine (local) or on a Ray cluster (ray)."
+        ),
+    ] = "local"
     ray_address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="The Ray cluster (default: RAY_ADDRESS, or a new one on this machine)."),
+        typer.Option(
+            metavar="ADDRESS", help="Address of the Ray cluster (default: RAY_ADDRESS, or a new one on this machine)."
+        ),
     ] = None
     store: Annotated[
         Path | None,
@@ -171,14 +206,15 @@ def plan(
     launch: LaunchOptions,
     anchor: Anchor = None,
     plan_file: Annotated[
-        Path | None, typer.Option(help="YAML file of plan fields to fix; options override it.")
+        Path | None, typer.Option(help="YAML file of plan fields that the search keeps fixed; options override it.")
     ] = None,
 ) -> None:
     """Find the fastest parallelism plan that fits.
 
-    Searches all valid plans. Options of the plan fix an axis (--tp 8) or give the values to try (--tp 1,2,4; --dp-shard
-    -1 for the rest; --compile true,false). Compilation and the framework are tried where no option fixes them. With
-    --programs, ranks saved programs instead. Exits with 3 if nothing fits.
+    The command searches all valid plans. An option of the plan fixes a value (--tp 8) or lists the values to try (--tp
+    1,2,4 or --compile true,false); --dp-shard -1 uses all remaining GPUs. The search also tries compilation and the
+    frameworks unless an option fixes them. With --programs the command ranks saved programs instead. It exits with
+    code 3 if nothing fits in memory.
     """
     described = subject.model is not None or subject.recipe is not None
     if described == (subject.programs is not None):

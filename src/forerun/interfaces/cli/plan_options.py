@@ -38,7 +38,7 @@ _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME"}
 
 
 def with_plan_options(several: bool) -> Callable[[Command], Command]:
-    """Gives a command an option for each field of Plan, and those of its option groups.
+    """Adds an option for each field of Plan to a command, and the options of its option groups.
 
     The command receives the given fields as `fields`: name -> text or flag. With `several`, options take a list of
     values, as --tp 1,2,4.
@@ -62,7 +62,8 @@ def with_plan_options(several: bool) -> Callable[[Command], Command]:
 
 
 def flags_with_values(arguments: Sequence[str]) -> list[str]:
-    """Returns the arguments of a command, of which `--flag true,false` names the option of the flag's values."""
+    """Returns the arguments of a command, with each `--flag true,false` renamed to the hidden option for the flag's
+    values."""
     flags = {"--" + name.replace("_", "-") for name in MEANINGS if is_flag(name)}
     out = list(arguments)
     for place, (option, value) in enumerate(pairwise(arguments)):
@@ -140,10 +141,12 @@ def _values_option(name: str) -> inspect.Parameter:
 
 def _help(name: str, several: bool) -> str:
     default = Plan.__dataclass_fields__[name].default
-    quiet = default is None or default is False or (several and name in _SEARCHED)
+    quiet = default is None or default is False or default == () or (several and name in _SEARCHED)
     shown = "" if quiet else f" (default {_plain(default)})"
     return MEANINGS[name][0].upper() + MEANINGS[name][1:] + shown + "."
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

@@ -94,24 +94,31 @@ class Shown:
     why: Annotated[
         str | None,
         typer.Option(
-            metavar="FIELDS|FILE", help="Say what became of such plans: tp=16,pp=3, or a YAML file of a plan."
+            metavar="FIELDS|FILE",
+            help="Say why plans with these values are not the best: tp=16,pp=3, or a YAML file of a plan.",
         ),
     ] = None
     suggest_anchor: SuggestAnchor = False
     csv: Annotated[
         Path | None,
-        output_option(help="Write every possible plan to this CSV file; of a range, the best of each search."),
+        output_option(
+            help="Write every valid plan to this CSV file; with several GPU counts or batches, write the best plan"
+            " of each."
+        ),
     ] = None
     report: Report = None
     pictures: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write heat maps and other plots to this folder, as PNG files."),
+        typer.Option(metavar="FOLDER", help="Write heat maps and other plots to this folder as PNG files."),
     ] = None
     heat: Annotated[
         list[str] | None,
         typer.Option(
             metavar="AXIS,AXIS",
-            help="A heat map to draw, such as tp,pp, in place of the most telling ones; can be repeated.",
+            help=(
+                "Draw the heat map of these two axes, such as tp,pp, instead of those with the largest"
+                " differences. May be repeated."
+            ),
         ),
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False

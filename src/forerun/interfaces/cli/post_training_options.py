@@ -20,23 +20,29 @@ class PostTrainingOptions:
         float | None,
         typer.Option(
             metavar="N",
-            help="Tokens that an inference engine generates each second on a GPU: adds the stages of a step of GRPO or"
-            " PPO around the update (--reference for the reference model).",
+            help=(
+                "Tokens/s that an inference engine generates on a GPU. This adds the other stages of a GRPO"
+                " or PPO step to the update (use --reference for the reference model)."
+            ),
         ),
     ] = None
     generated_share: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Share of the tokens that are generated, not prompts (1).")
+        float | None,
+        typer.Option(metavar="SHARE", help="Share of the tokens that are generated; the others are prompts (1)."),
     ] = None
     generation_gib: Annotated[
-        float | None, typer.Option(metavar="GIB", help="Memory that the engine takes on a GPU while it generates (0).")
+        float | None,
+        typer.Option(metavar="GIB", help="GPU memory that the inference engine needs while it generates (0)."),
     ] = None
     old_scores: Annotated[
         bool | None,
-        typer.Option("--old-scores/--no-old-scores", help="The model scores what it generated before its update (on)."),
+        typer.Option(
+            "--old-scores/--no-old-scores", help="Score the generated tokens with the model before its update (on)."
+        ),
     ] = None
-    critic: Annotated[str | None, typer.Option(metavar="MODEL", help="PPO's critic, trained under the same plan.")] = (
-        None
-    )
+    critic: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Critic model of PPO, trained under the same plan.")
+    ] = None
 
     def around(self) -> PostTraining | None:
         """Returns the stages around the update, None where there are none. Raises ForerunError for wrong values."""

@@ -74,47 +74,60 @@ class Subject:
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Preset (forerun models), config.json, its folder, or a YAML file.", autocompletion=completion.models
+            help="Model: a preset (forerun models lists them), a config.json or its folder, or a YAML file.",
+            autocompletion=completion.models,
         ),
     ] = None
     program: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A saved program (forerun trace) in place of a model and a plan."),
+        typer.Option(
+            metavar="FILE", help="Saved program (written by forerun trace) to predict instead of a model and a plan."
+        ),
     ] = None
     recipe: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What a tool trains with, for all that no option says: torchtitan's TOML, a script or YAML of"
-            " Megatron-LM's arguments, YAML of NeMo or accelerate, DeepSpeed's JSON. Nothing in it runs.",
+            help=(
+                "Configuration file of a training tool: torchtitan's TOML, a script or YAML of Megatron-LM's"
+                " arguments, YAML of NeMo or accelerate, or DeepSpeed's JSON. It sets everything that no"
+                " option sets. Forerun reads it and runs nothing in it."
+            ),
         ),
     ] = None
     gpus: Annotated[
         int | None,
         typer.Option(
-            help="GPUs of the run (default: the product of the degrees, or those of the program)."
-            " A program is scaled along data parallelism."
+            help=(
+                "Number of GPUs (default: the product of the degrees, or those of the program). A program is"
+                " scaled along data parallelism."
+            )
         ),
     ] = None
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence; not for a model given layer by layer.")] = (
-        None
-    )
-    global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None
+    seq_len: Annotated[
+        int | None, typer.Option(help="Number of tokens in a sequence. A model given layer by layer has its own.")
+    ] = None
+    global_batch: Annotated[int | None, typer.Option(help="Number of sequences in a step, over all GPUs.")] = None
     plan_file: Annotated[Path | None, typer.Option(help="YAML file of plan fields; options override it.")] = None
     compress_gradients: Annotated[
         str | None,
         typer.Option(
             metavar="METHOD",
-            help="Send gradients smaller: fp16, bf16, int8, int8_sum, fp8_sum, onebit, powersgd[:RANK], topk[:SHARE];"
-            " METHOD@nodes: between nodes only.",
+            help=(
+                "Compress gradients before they are sent: fp16, bf16, int8, int8_sum, fp8_sum, onebit,"
+                " powersgd[:RANK], topk[:SHARE]. METHOD@nodes compresses between nodes only."
+            ),
         ),
     ] = None
     outer_steps: Annotated[
         str | None,
         typer.Option(
             metavar="METHOD",
-            help="Replicas (--dp-replicate) train alone and agree in outer steps: local_sgd or diloco, with settings"
-            " every, fragments, delay, wire, keep, link_gb_s and link_ms, as in diloco:every=500,wire=fp8.",
+            help=(
+                "Let the replicas (--dp-replicate) train alone and synchronise in outer steps: local_sgd or"
+                " diloco, with settings every, fragments, delay, wire, keep, link_gb_s and link_ms, as in"
+                " diloco:every=500,wire=fp8."
+            ),
         ),
     ] = None
     mtp: MtpModules = None
@@ -128,26 +141,36 @@ class Written:
     """Says what is shown of a prediction, and which files it is written to."""
 
     trace: Annotated[
-        Path | None, output_option(help="Write the step as a Perfetto / Chrome trace, packed for .gz.")
+        Path | None,
+        output_option(help="Write the step as a Perfetto (Chrome) trace; a name that ends in .gz compresses it."),
     ] = None
     chakra: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the step as Chakra traces, one for each rank.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the step as Chakra execution traces, one for each rank."),
     ] = None
     memory_snapshot: Annotated[
         Path | None,
-        output_option(help="Write the fullest rank's memory as a PyTorch snapshot (memory_viz)."),
+        output_option(
+            help="Write the memory of the rank with the highest peak as a PyTorch snapshot (for memory_viz)."
+        ),
     ] = None
     allocator: Annotated[
         str | None,
         typer.Option(
             metavar="SETTINGS",
-            help="Replay PyTorch's caching allocator under these settings in place of the stack's, and show what it"
-            " does: as in PYTORCH_CUDA_ALLOC_CONF, or default.",
+            help=(
+                "Replay PyTorch's caching allocator under these settings (as in PYTORCH_CUDA_ALLOC_CONF, or"
+                " default) instead of the stack's, and show its segments and retries."
+            ),
         ),
     ] = None
     report: Report = None
-    explain: Annotated[bool, typer.Option("--explain", help="Show where each figure comes from.")] = False
-    must_fit: Annotated[bool, typer.Option("--must-fit", help="Exit with 3 if it does not fit in memory.")] = False
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show which model, constant and source each figure comes from.")
+    ] = False
+    must_fit: Annotated[
+        bool, typer.Option("--must-fit", help="Exit with code 3 if the run does not fit in memory.")
+    ] = False
     as_json: AsJson = False
 
     @property
@@ -214,7 +237,7 @@ def predict(
     launch: LaunchOptions,
     anchor: Anchor = None,
 ) -> None:
-    """Predict one plan, or a saved program: time, memory, where both go."""
+    """Predict step time, memory and cost of one plan or of a saved program, and show where time and memory go."""
     model, program = subject.model, subject.program
     if model is not None and program is not None:
         raise ForerunError("predict: give a model or --program, not both")

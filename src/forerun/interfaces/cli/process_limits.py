@@ -35,11 +35,11 @@ class ProcessLimits:
     """Says how much time and memory of this machine the command may use."""
 
     time_limit: Annotated[
-        str | None, typer.Option(metavar="TIME", help="End the command after this time: 90s, 10min, 2h.")
+        str | None, typer.Option(metavar="TIME", help="Stop the command after this time: 90s, 10min, 2h.")
     ] = None
     memory_limit_process: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="End the command if it uses more of this machine's memory than this: 4GiB."),
+        typer.Option(metavar="SIZE", help="Stop the command if it uses more memory of this machine than this: 4GiB."),
     ] = None
 
 

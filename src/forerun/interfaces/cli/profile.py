@@ -37,13 +37,13 @@ _WIDTH = 160
 
 profile = typer.Typer(help="Read PyTorch profiles (Kineto JSON, plain or gzip).", rich_markup_mode=None)
 
-Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="One file of PyTorch's profiler for each rank.")]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of PyTorch's profiler, one for each rank.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 @profile.command("info")
 def info(files: Files, as_json: AsJson = False) -> None:
-    """Say what each file holds (steps, kernels, streams, memory) and what it lacks."""
+    """List what each file contains (steps, kernels, streams, memory) and what it lacks."""
     facts = [facts_of(one) for one in read_profiles(files)]
     if as_json:
         print(to_json(facts_record(facts)))
@@ -55,19 +55,26 @@ def info(files: Files, as_json: AsJson = False) -> None:
 def analyze(
     files: Files,
     annotation: Annotated[
-        str, typer.Option(help="Take the critical path of an event with this text in its name; '' takes all events.")
+        str, typer.Option(help="Find the critical path of the event whose name contains this text; '' uses all events.")
     ] = STEP,
-    instance: Annotated[int, typer.Option(min=0, help="The first such event is 0.")] = 0,
+    instance: Annotated[
+        int, typer.Option(min=0, help="Number of this event if there are several; the first one is 0.")
+    ] = 0,
     kernels: Annotated[
-        int, typer.Option(min=1, help="Kernels of a type that gpu_kernel_breakdown.1 names; it sums up the rest.")
+        int,
+        typer.Option(
+            min=1, help="Number of kernels of each type that gpu_kernel_breakdown.1 names; it adds up the others."
+        ),
     ] = NAMED_KERNELS,
-    top: Annotated[int, typer.Option(min=1, help="Kernels and annotations to print.")] = 15,
-    csv: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every table here as a CSV file.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of kernels and annotations to print.")] = 15,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write every table as a CSV file to this folder.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say where the time goes: busy and idle, overlap, kernels, launches, copies, the critical path.
+    """Show where the time goes: busy and idle time, overlap, kernels, launches, copies and the critical path.
 
-    Figures, names and rules are those of HolisticTraceAnalysis 0.5.0.
+    Figures, names and definitions are those of HolisticTraceAnalysis 0.5.0.
     """
     found = analyze_profiles(read_profiles(files), annotation, instance, kernels)
     if csv is not None:
@@ -81,16 +88,16 @@ def analyze(
 @profile.command("import")
 def import_(
     files: Files,
-    out: Annotated[Path, output_option("--out", "-o", help="Write the program here.")],
+    out: Annotated[Path, output_option("--out", "-o", help="File for the program.")],
     step: Annotated[
-        int | None, typer.Option(min=0, help="Number of the profiler's step; by default that of the median time.")
+        int | None, typer.Option(min=0, help="Number of the profiler's step; by default the step of median time.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Device that the profile is of, where the GPU's name does not tell it.")
+        str | None, typer.Option(help="Device of the profile, if the GPU's name is not recognised.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a program of one profiled step, with the times that it took, for predict and simulate."""
+    """Convert one profiled step to a program with its measured times, for predict and simulate."""
     found = import_step(read_profiles(files), step, device)
     save(found.program, out)
     if as_json:
@@ -101,11 +108,11 @@ def import_(
 
 @profile.command("link")
 def link_(
-    file: Annotated[Path, typer.Argument(metavar="PROFILE", help="File of PyTorch's profiler.")],
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Execution trace of the same run (JSON).")],
-    out: Annotated[Path, output_option("--out", "-o", help="Write the linked profile here, as JSON.")],
+    file: Annotated[Path, typer.Argument(metavar="PROFILE", help="File that PyTorch's profiler wrote.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="PyTorch execution trace of the same run (JSON).")],
+    out: Annotated[Path, output_option("--out", "-o", help="JSON file for the linked profile.")],
 ) -> None:
-    """Add what PyTorch's execution trace says of operators and collectives to a profile, for import and compare."""
+    """Add the operators and collectives of a PyTorch execution trace to a profile, for import and compare."""
     linked = link(read_packed_json(file), read_packed_json(trace), f"{file}, {trace}")
     with whole_file(out) as target:
         content = json.dumps(linked.profile).encode()

@@ -57,26 +57,33 @@ class ComparedWith:
     """Says what the profile is compared with: a model under a plan, a saved program, or a script that is traced."""
 
     model: Annotated[
-        str | None, typer.Option(help="Preset (forerun models), config.json, its folder, or a YAML file.")
+        str | None,
+        typer.Option(help="Model: a preset (forerun models lists them), a config.json or its folder, or a YAML file."),
     ] = None
     program: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A saved program in place of a model and a plan.")
+        Path | None, typer.Option(metavar="FILE", help="Saved program to compare with instead of a model and a plan.")
     ] = None
     script: Annotated[
         str | None,
         typer.Option(
             metavar="'SCRIPT ARGS'",
-            help="A training script with its arguments, or '-m MODULE ARGS', which is traced as forerun trace does.",
+            help="Training script with its arguments, or '-m MODULE ARGS'. Forerun traces it as forerun trace does.",
         ),
     ] = None
     cluster: Annotated[
-        str | None, typer.Option(help="Preset (forerun clusters) or a YAML file; by default that of the profiled GPU.")
+        str | None,
+        typer.Option(
+            help="Cluster: a preset (forerun clusters lists them) or a YAML file. By default it is that of the"
+            " profiled GPU."
+        ),
     ] = None
-    gpus: Annotated[int | None, typer.Option(help="GPUs of the prediction; by default those of the profile.")] = None
-    seq_len: Annotated[int | None, typer.Option(help="Tokens of a sequence; not for a model given layer by layer.")] = (
-        None
-    )
-    global_batch: Annotated[int | None, typer.Option(help="Sequences of a step over all GPUs.")] = None
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of GPUs to predict for; by default those of the profile.")
+    ] = None
+    seq_len: Annotated[
+        int | None, typer.Option(help="Number of tokens in a sequence. A model given layer by layer has its own.")
+    ] = None
+    global_batch: Annotated[int | None, typer.Option(help="Number of sequences in a step, over all GPUs.")] = None
 
     @property
     def n_given(self) -> int:
@@ -88,23 +95,25 @@ class ComparedWith:
 class OfProfile:
     """Says which step of the profile is compared, and what is shown."""
 
-    step: Annotated[int | None, typer.Option(min=0, help="Number of the profiler's step.")] = None
-    device: Annotated[
-        str | None, typer.Option(help="Device of the profile, where its GPU's name does not tell it.")
-    ] = None
-    top: Annotated[int, typer.Option(min=1, help="Rows of work and of modules to print.")] = 20
+    step: Annotated[int | None, typer.Option(min=0, help="Number of the profiler's step to compare.")] = None
+    device: Annotated[str | None, typer.Option(help="Device of the profile, if its GPU's name is not recognised.")] = (
+        None
+    )
+    top: Annotated[int, typer.Option(min=1, help="Number of rows to print, for kinds of work and for modules.")] = 20
 
 
 @dataclass(frozen=True)
 class CorrectingFiles:
     """Says where the files go that correct the next prediction."""
 
-    anchor_out: Annotated[Path | None, output_option(help="Write the measured step and its rates for --anchor.")] = None
+    anchor_out: Annotated[
+        Path | None, output_option(help="Write the measured step and its rates to this file, for --anchor.")
+    ] = None
     kernel_profile_out: Annotated[
-        Path | None, output_option(help="Write measured times of kernels for --kernel-profile.")
+        Path | None, output_option(help="Write the measured kernel times to this file, for --kernel-profile.")
     ] = None
     network_profile_out: Annotated[
-        Path | None, output_option(help="Write measured times of collectives for --network-profile.")
+        Path | None, output_option(help="Write the measured collective times to this file, for --network-profile.")
     ] = None
 
     @property
@@ -144,7 +153,7 @@ class _Predictor:
 @with_plan_options(several=False)
 def compare_command(
     context: typer.Context,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="One profile of each rank.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Profiles, one for each rank.")],
     fields: dict[str, str | bool],
     other: ComparedWith,
     under: Conditions,
@@ -156,7 +165,7 @@ def compare_command(
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say where a profiled step differs from its prediction, and write what corrects the prediction."""
+    """Show where a profiled step differs from its prediction, and write files that correct the prediction."""
     if other.n_given != 1:
         raise ForerunError(f"profile compare: give one of {_PREDICTIONS}")
     imported = import_step(read_profiles(files), shown.step, shown.device)
@@ -182,17 +191,17 @@ def compare_command(
 
 @with_plan_options(several=False)
 def memory_command(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A memory snapshot of PyTorch (pickle).")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Memory snapshot of PyTorch (pickle).")],
     fields: dict[str, str | bool],
     other: ComparedWith,
     under: Conditions,
     plan_file: Annotated[
         Path | None, typer.Option("--plan-file", "--plan", help="YAML file of plan fields; options override it.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Places and tensors to print.")] = 15,
+    top: Annotated[int, typer.Option(min=1, help="Number of code places and tensors to print.")] = 15,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a memory snapshot holds at its peak, beside a prediction if a model or a program is given."""
+    """Show which tensors a memory snapshot has at its peak, beside a prediction if you name a model or a program."""
     if other.n_given > 1:
         raise ForerunError(f"profile memory: give only one of {_PREDICTIONS}")
     given = other.n_given > 0

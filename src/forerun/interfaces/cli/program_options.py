@@ -26,7 +26,10 @@ from forerun.interfaces.cli.loop_options import LoopOptions
 from forerun.interfaces.cli.numbers import memory_gib
 
 ClusterOption = Annotated[
-    str, typer.Option(help="Preset (forerun clusters) or a YAML file.", autocompletion=completion.clusters)
+    str,
+    typer.Option(
+        help="Cluster: a preset (forerun clusters lists them) or a YAML file.", autocompletion=completion.clusters
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
@@ -38,27 +41,33 @@ class Conditions:
     memory_limit: Annotated[
         float | None,
         typer.Option(
-            parser=memory_gib, metavar="GIB|SIZE", help="Memory of a GPU to use at most: 70 (GiB), 74.5GiB or 80GB."
+            parser=memory_gib, metavar="GIB|SIZE", help="GPU memory that a run may use: 70 (GiB), 74.5GiB or 80GB."
         ),
     ] = None
     network: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Network to communicate over: a file, or text: switch:8@450/300ns,fat-tree:16@50/700ns.",
+            help=(
+                "Simulate messages on this network: a file, or text such as switch:8@450/300ns,fat-tree:16@50/700ns."
+            ),
         ),
     ] = None
     kernel_profile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="CSV file of kernel times that you measured; they replace the model's."),
+        typer.Option(
+            metavar="FILE", help="CSV file of kernel times that you measured. They replace the predicted times."
+        ),
     ] = None
     network_profile: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="CSV file of collective times that you measured; they replace the model's."),
+        typer.Option(
+            metavar="FILE", help="CSV file of collective times that you measured. They replace the predicted times."
+        ),
     ] = None
     tokens_per_step: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Tokens of a step over all GPUs, for a program that does not say it."),
+        typer.Option(metavar="N", help="Number of tokens in a step, over all GPUs, if the program does not record it."),
     ] = None
 
     def cluster(self, name: str) -> Cluster:

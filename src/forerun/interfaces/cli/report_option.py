@@ -16,7 +16,7 @@ _PLACES = (NAME, "--out", "--pictures", "--launch", "--launch-out")
 """options that name output files and change nothing in the page"""
 Report = Annotated[
     Path | None,
-    output_option(NAME, help="Write a page of figures, plots and what-if to this HTML file."),
+    output_option(NAME, help="Write a page with figures, plots and what-if results to this HTML file."),
 ]
 
 

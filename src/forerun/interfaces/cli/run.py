@@ -38,10 +38,12 @@ _SHOWN_PLANS = 10
 class Draws(WorkOptions):
     """Says how many runs are simulated, from which random numbers, and by whom."""
 
-    runs: Annotated[int, typer.Option(min=1, help="Simulate this many runs, which differ in luck.")] = 100
-    seed: Annotated[int, typer.Option(min=0, help="Random numbers; the same seed gives the same runs.")] = 0
+    runs: Annotated[
+        int, typer.Option(min=1, help="Number of runs to simulate. They differ in their random failures.")
+    ] = 100
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random numbers; the same seed gives the same runs.")] = 0
     store: Annotated[
-        Path | None, output_option(help="Keep simulated runs here; the same command goes on from there.")
+        Path | None, output_option(help="Keep simulated runs in this file; the same command later continues from it.")
     ] = None
 
     def study(
@@ -60,18 +62,22 @@ def run(
     ],
     draws: Draws,
     gains: Annotated[
-        bool, typer.Option("--gains/--no-gains", help="Also simulate what faster saves, restarts and so on would do.")
+        bool,
+        typer.Option(
+            "--gains/--no-gains",
+            help="Also simulate what each improvement, such as faster saves or restarts, would gain.",
+        ),
     ] = True,
     plans: Annotated[
         int | None,
-        typer.Option(min=1, help="Also simulate the run under this many plans that a search finds fastest."),
+        typer.Option(min=1, help="Also simulate the run under this many of the fastest plans that a search finds."),
     ] = None,
     best_plan: Annotated[
         bool,
-        typer.Option("--best-plan", help="Also find the plan of all with which the run trains soonest, with proof."),
+        typer.Option("--best-plan", help="Also find, with proof, the plan that finishes the run soonest."),
     ] = False,
     pictures: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the plots of the page into this folder, as PNG files.")
+        Path | None, typer.Option(metavar="FOLDER", help="Write the plots of the page to this folder as PNG files.")
     ] = None,
     csv: Annotated[Path | None, output_option(help="Write a row for each run to this CSV file.")] = None,
     report: Report = None,

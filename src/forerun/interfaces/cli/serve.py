@@ -14,17 +14,21 @@ _NEEDED = ("starlette", "uvicorn")
 
 
 def serve(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 takes a free one.")] = 8765,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 chooses a free port.")] = 8765,
     host: Annotated[
-        str, typer.Option(help="Address to serve. With another one than 127.0.0.1, other machines can reach the page.")
+        str,
+        typer.Option(
+            help="Address on which the server listens. With any other than 127.0.0.1, other machines can reach the"
+            " page."
+        ),
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")] = True,
-    demo: Annotated[bool, typer.Option("--demo", help="Open with an example question, already answered.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Open an example question that is already answered.")] = False,
 ) -> None:
-    """Plan in the browser: questions, all plans, the chosen plan, on this machine and offline.
+    """Open the planner in the browser. It runs on this machine and works offline.
 
-    The server listens on this machine alone, and the address that it prints has a token without which it answers
-    nothing. Ctrl-C stops it.
+    The server listens on this machine only. It prints an address with a token, and refuses requests without this
+    token. Ctrl-C stops it.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:

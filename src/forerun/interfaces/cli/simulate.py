@@ -22,28 +22,30 @@ from forerun.interfaces.report.written import to_json
 @grouped
 def simulate(
     under: Conditions,
-    program: Annotated[Path, typer.Option(metavar="FILE", help="A saved program (forerun trace).")],
+    program: Annotated[Path, typer.Option(metavar="FILE", help="Saved program (written by forerun trace).")],
     cluster: ClusterOption,
     gpus: Annotated[
-        int | None, typer.Option(help="GPUs of the run; by default the program's. Scales data parallelism.")
+        int | None, typer.Option(help="Number of GPUs; by default those of the program. Data parallelism is scaled.")
     ] = None,
     stack: Annotated[
         str | None,
         typer.Option(
-            help="Stack whose host times and rates apply (forerun stacks); by default the one that the imports of the"
-            " program tell, else pytorch."
+            help=(
+                "Software stack whose host times and kernel rates apply (forerun stacks lists them). By"
+                " default the program's imports decide; without a known import it is pytorch."
+            )
         ),
     ] = None,
     rank_class: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Ranks to show: name or number of a class (default: the slowest)."),
+        typer.Option(metavar="NAME", help="Rank class to show, by name or number (default: the slowest)."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many kernels and modules to list.")] = 20,
-    depth: Annotated[int, typer.Option(min=1, help="Parts of a module's path to tell apart.")] = 2,
-    trace: Annotated[Path | None, output_option(help="Write the step as a Perfetto / Chrome trace.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of kernels and modules to list.")] = 20,
+    depth: Annotated[int, typer.Option(min=1, help="Depth of module paths in the tables.")] = 2,
+    trace: Annotated[Path | None, output_option(help="Write the step as a Perfetto (Chrome) trace.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a saved program: its kernels, streams and modules by time."""
+    """Simulate a saved program, and list its kernels, streams and modules by time."""
     simulation = simulate_file(program, cluster, gpus, under, LoopOptions(), whole_timeline=True, stack=stack or "")
     number = simulation.slowest if rank_class is None else _number(simulation.program, rank_class)
     if trace is not None:

@@ -16,11 +16,11 @@ from forerun.interfaces.report.written import to_json
 def stacks(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="Names of stacks, or files with stacks of your own; by default all stacks."),
+        typer.Argument(help="Names of stacks, or files of your own stacks; by default all stacks."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """List the software stacks: what Forerun knows of each training framework."""
+    """List the software stacks: the training frameworks and their settings that Forerun knows."""
     found = [load_stack(name) for name in names or stack_names()]
     if as_json:
         print(to_json({"stacks": [asdict(stack) for stack in found]}))

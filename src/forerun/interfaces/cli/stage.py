@@ -28,24 +28,24 @@ HELP = {
     "pp": "pipeline-parallel degree",
     "ep": "expert-parallel degree",
     "weight_sharded": "split weights over data-parallel ranks",
-    "activation_recompute": "compute activations again in backward",
+    "activation_recompute": "recompute activations in the backward pass",
     "tpsp": "split tokens over tensor-parallel ranks between blocks",
     "din": "width of the model's input",
     "dout": "width of the model's output",
     "dvocal": "size of the vocabulary",
     "dmodel": "width of the model",
     "dff": "width of the feed-forward network",
-    "batch": "sequences of a step",
-    "micro_batch": "sequences of a micro-batch; -1: the whole batch",
-    "seq": "tokens of a sequence",
-    "head": "attention heads",
-    "kvhead": "heads of keys and values",
-    "num_stacks": "layers",
-    "experts": "experts of a layer",
-    "kexperts": "experts that a token goes to",
+    "batch": "number of sequences in a step",
+    "micro_batch": "number of sequences in a micro batch; -1 for the whole batch",
+    "seq": "number of tokens in a sequence",
+    "head": "number of attention heads",
+    "kvhead": "number of key-value heads",
+    "num_stacks": "number of layers",
+    "experts": "number of experts in a layer",
+    "kexperts": "number of experts for each token",
     "model_type": "kind of model",
-    "mixed_precision": "sizes in bytes of mixed precision; with it dense models are Llama-like",
-    "print_gpu_vram": "print what each rank keeps in memory",
+    "mixed_precision": "use the tensor sizes of mixed precision; dense models are then Llama-like",
+    "print_gpu_vram": "print the memory of each rank",
     "chakra_schema_version": f"version of the trace format: {SCHEMA}",
 }
 """one line for each flag"""
@@ -57,11 +57,11 @@ _OF_SECOND = {"print_gpu_vram", *_SECOND} - set(_FIRST)
 
 
 def stage(**flags: Any) -> None:
-    """Generate the execution traces of a transformer, a file a rank, from the flags of STAGE.
+    """Generate the Chakra execution traces of a transformer from the flags of STAGE, one file for each rank.
 
-    Flags that only one of STAGE's generations has say which is meant: --comm_group_file, --din, --dout the first;
-    --dvocal, --kvhead, --experts, --kexperts, --ep, --micro_batch, --tpsp, --model_type, --mixed_precision,
-    --print_gpu_vram the second, which is also meant without any of them.
+    STAGE has two generations. The flags --comm_group_file, --din and --dout select the first one. The flags --dvocal,
+    --kvhead, --experts, --kexperts, --ep, --micro_batch, --tpsp, --model_type, --mixed_precision and
+    --print_gpu_vram select the second one, which is also the default.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     version = given.get("chakra_schema_version", SCHEMA)

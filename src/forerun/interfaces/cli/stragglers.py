@@ -21,14 +21,15 @@ from forerun.interfaces.report.written import to_json, write_rows
 def stragglers(
     context: typer.Context,
     trace: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A Parquet file with a row for each operation of each rank and step.")
+        Path, typer.Argument(metavar="FILE", help="Parquet file with a row for each operation of each rank and step.")
     ],
-    csv: Annotated[Path | None, output_option(help="Write a row for each step here.")] = None,
+    csv: Annotated[Path | None, output_option(help="Write a row for each step to this CSV file.")] = None,
     report: Report = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay recorded steps of a pipelined job, and say which operations, stages and ranks slow it, and by how
-    much."""
+    """Replay recorded steps of a pipelined job, and show which operations, stages and ranks slow it down, and by how
+    much.
+    """
     costs = straggler_costs(read_steps(trace))
     if csv is not None:
         write_rows(csv, step_rows(costs))

@@ -29,19 +29,28 @@ class ScriptOptions:
     """Names the program that is traced."""
 
     target: Annotated[
-        str, typer.Argument(metavar="SCRIPT", help="Training script, or a module's name with --module; unmodified.")
+        str,
+        typer.Argument(
+            metavar="SCRIPT", help="Training script, or with --module the name of a module. It needs no changes."
+        ),
     ]
     arguments: Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="Arguments of the script.")] = None
-    module: Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as for python -m.")] = False
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module, as for python -m.")
+    ] = False
     torchtitan: Annotated[
         bool,
         typer.Option(
-            "--torchtitan", help="SCRIPT is a module of torchtitan's; a configuration follows: llama3 llama3_8b."
+            "--torchtitan", help="SCRIPT is a torchtitan model, followed by a configuration: llama3 llama3_8b."
         ),
     ] = False
     override: Annotated[
         list[str] | None,
-        typer.Option("--override", metavar="SECTION.KEY=VALUE", help="A setting of torchtitan's; can be repeated."),
+        typer.Option(
+            "--override",
+            metavar="SECTION.KEY=VALUE",
+            help="Setting that overrides torchtitan's configuration. May be repeated.",
+        ),
     ] = None
 
 
@@ -49,35 +58,43 @@ class ScriptOptions:
 class RunOptions:
     """Says which run the program is told it is part of, and what is recorded of it."""
 
-    world_size: Annotated[int, typer.Option(min=1, help="Ranks of the run, as torchrun would start.")] = 1
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="Ranks of a node.")] = _DEFAULT.gpus_per_node
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps to run; the last is recorded.")] = _DEFAULT.steps
-    rank: Annotated[int | None, typer.Option(min=0, help="Record this rank alone.")] = None
+    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks that torchrun would start.")] = 1
+    gpus_per_node: Annotated[int, typer.Option(min=1, help="Number of ranks on a node.")] = _DEFAULT.gpus_per_node
+    steps: Annotated[int, typer.Option(min=1, help="Number of optimizer steps to run; the last one is recorded.")] = (
+        _DEFAULT.steps
+    )
+    rank: Annotated[int | None, typer.Option(min=0, help="Record only this rank.")] = None
     all_roles: Annotated[
         bool, typer.Option("--all-roles", help="Record rank 0 and all ranks that it exchanges messages with (default).")
     ] = False
-    device: Annotated[str, typer.Option(help="The GPU that the program is told it runs on: h100, a100, ...")] = (
-        _DEFAULT.device
-    )
+    device: Annotated[str, typer.Option(help="GPU that the script sees: h100, a100, ...")] = _DEFAULT.device
     expert_skew: Annotated[
-        float, typer.Option(min=0, help="Routing of tokens: 0 is balanced; s: expert i in proportion to 1/(i+1)**s.")
+        float,
+        typer.Option(
+            min=0,
+            help="Skew of the token routing: 0 is balanced; with s, expert i gets tokens in proportion to 1/(i+1)**s.",
+        ),
     ] = 0.0
     dynamo: Annotated[
         str,
-        typer.Option(metavar="RELEASE", help="Break graphs and recompute as this release of torch does (2.9)."),
+        typer.Option(metavar="RELEASE", help="Break graphs and recompute as Dynamo of this torch release does (2.9)."),
     ] = _DEFAULT.dynamo
     tokens_per_step: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Tokens of a step over all ranks, where the trace can't tell."),
+        typer.Option(min=1, metavar="N", help="Number of tokens in a step, over all ranks, if the trace cannot tell."),
     ] = None
     kernels: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Python file that describes kernels of the script's own; can be repeated."),
+        typer.Option(metavar="FILE", help="Python file that describes custom kernels of the script. May be repeated."),
     ] = None
     allow_fallback: Annotated[
         bool,
         typer.Option(
-            "--allow-fallback", help="Trace code uncompiled on which torch.compile fails, instead of ending with 2."
+            "--allow-fallback",
+            help=(
+                "Trace code eagerly if torch.compile fails on it; without this option such a failure ends the"
+                " trace with code 2."
+            ),
         ),
     ] = False
     source_lines: Annotated[bool, typer.Option("--source-lines", help="Record the source line of each kernel.")] = False
@@ -87,11 +104,11 @@ class RunOptions:
 class LimitOptions:
     """Says what a traced process may use."""
 
-    time_limit: Annotated[float, typer.Option(min=1, metavar="S", help="Seconds that a trace may take.")] = (
+    time_limit: Annotated[float, typer.Option(min=1, metavar="S", help="Time limit of a trace in seconds.")] = (
         Limits.time_s
     )
     host_memory_limit: Annotated[
-        float, typer.Option(min=0.1, metavar="GIB", help="Memory that a traced process may use.")
+        float, typer.Option(min=0.1, metavar="GIB", help="Memory limit of a traced process in GiB.")
     ] = Limits.memory_gib
 
 
@@ -101,16 +118,21 @@ def trace(
     run: RunOptions,
     limited: LimitOptions,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Program to write; with --plans the folder for Programs.")
+        Path | None, typer.Option("--output", "-o", help="File for the Program; with --plans, folder for the Programs.")
     ] = None,
-    plans: Annotated[Path | None, typer.Option(help="YAML: name -> world_size, args, env; one Program each.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Configurations traced at once.")] = None,
-    show_output: Annotated[bool, typer.Option("--show-output", help="Let the script print.")] = False,
+    plans: Annotated[
+        Path | None,
+        typer.Option(help="YAML file that maps names to world_size, args and env. Each entry becomes a Program."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of configurations traced at the same time.")
+    ] = None,
+    show_output: Annotated[bool, typer.Option("--show-output", help="Show what the script prints.")] = False,
 ) -> None:
     """Record one optimizer step of a PyTorch training script, without a GPU, at any world size.
 
-    The script runs unmodified, as torchrun would start it, in a process of its own where 'cuda' tensors have no data.
-    What it did becomes a Program for forerun predict --program.
+    The script runs unmodified, as torchrun would start it, in a separate process where 'cuda' tensors have no data.
+    Forerun writes what it ran as a Program, which forerun predict --program reads.
     """
     if plans is None:
         check_output(output)

@@ -32,25 +32,29 @@ class TracedOptions:
     """Says how traced programs are judged in place of modelled ones."""
 
     traced: Annotated[
-        bool, typer.Option("--traced", help="Trace the public program behind each row, and judge those predictions.")
+        bool,
+        typer.Option(
+            "--traced", help="Trace the public program of each row, and evaluate the predictions of these traces."
+        ),
     ] = False
     programs: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="With --traced: clones of the repositories, by their names."),
+        typer.Option(metavar="FOLDER", help="With --traced: folder with a clone of each repository, under its name."),
     ] = None
     traces: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="With --traced: saved Programs; those that are there are kept.")
+        Path,
+        typer.Option(metavar="FOLDER", help="With --traced: folder for saved Programs. Existing ones are used again."),
     ] = Path("traces")
-    trace_workers: Annotated[int, typer.Option(min=1, help="With --traced: programs traced at once.")] = 1
-    trace_limit: Annotated[float, typer.Option(min=1, metavar="S", help="With --traced: seconds for one program.")] = (
-        Limits.time_s
-    )
+    trace_workers: Annotated[
+        int, typer.Option(min=1, help="With --traced: number of programs traced at the same time.")
+    ] = 1
+    trace_limit: Annotated[
+        float, typer.Option(min=1, metavar="S", help="With --traced: time limit for one program in seconds.")
+    ] = Limits.time_s
     only: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --traced: only the rows of this repository.")
+        str | None, typer.Option(metavar="NAME", help="With --traced: evaluate only the rows of this repository.")
     ] = None
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="With --traced: print the tables as Markdown, for a page.")
-    ] = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --traced: print the tables as Markdown.")] = False
 
     def judge(
         self, rows: Sequence[Measurement], models: Mapping[str, ModelSpec], hosts: Hardware, as_json: bool

@@ -21,20 +21,26 @@ class Model(str, Enum):
 
 
 def traffic(
-    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="A case, a list of cases, or cases by name.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.json", help="JSON file with a case, a list of cases, or cases by name.")
+    ],
     model: Annotated[
-        Model, typer.Option(help="links: first come, first served at every link; flows: max-min fair shares.")
+        Model,
+        typer.Option(
+            help="How messages share links: links serves them first come, first served; flows gives max-min fair"
+            " shares."
+        ),
     ] = Model.links,
-    hottest: Annotated[int, typer.Option(min=0, help="Also list this many of the busiest links.")] = 0,
+    hottest: Annotated[int, typer.Option(min=0, help="Number of busiest links to list as well.")] = 0,
     network: Annotated[
-        Path | None, typer.Option(help="Network file to use in place of the topologies of the cases.")
+        Path | None, typer.Option(help="Network file to use instead of the topologies in the cases.")
     ] = None,
 ) -> None:
-    """Deliver patterns of messages over a network; print a JSON line for each case.
+    """Simulate patterns of messages on a network, and print a JSON line for each case.
 
-    A case has messages (start_ns, src, dst, bytes), a topology such as ["Mesh2D", 4, 4], bandwidth_GBps (of 2**30
-    bytes, as ASTRA-sim's, unless bandwidth_unit is GB/s) and latency_ns. Its line has finish_ns and arrival_ns, in the
-    order of the messages, or error.
+    A case has messages (start_ns, src, dst, bytes), a topology such as ["Mesh2D", 4, 4], bandwidth_GBps and latency_ns.
+    The unit of bandwidth_GBps is 2**30 bytes/s, as in ASTRA-sim, unless bandwidth_unit is GB/s. The line of a case has
+    finish_ns and arrival_ns, in the order of the messages, or error.
     """
     cases = read_cases(file)
     chosen = None if network is None else read_network(network)

@@ -40,13 +40,17 @@ PIPED_WIDTH = 160
 class OutputOptions:
     """Says which files `validate` writes, and in which form it prints."""
 
-    out: Annotated[Path | None, output_option(help="Write one prediction per row to this CSV file.")] = None
+    out: Annotated[Path | None, output_option(help="Write the prediction of each row to this CSV file.")] = None
     plots: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Draw predicted against measured, and the errors, as PNG files."),
+        typer.Option(
+            metavar="FOLDER", help="Folder for PNG plots of predicted against measured values, and of the errors."
+        ),
     ] = None
-    worst: Annotated[int, typer.Option(min=0, help="List this many of the largest errors.")] = 0
-    verbose: Annotated[bool, typer.Option("--verbose", help="List every assumption made for silent sources.")] = False
+    worst: Annotated[int, typer.Option(min=0, help="Number of largest errors to list.")] = 0
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="List every assumption about what a source does not state.")
+    ] = False
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False
 
     def write(self, results: Sequence[RowResult]) -> None:
@@ -69,31 +73,39 @@ class OutputOptions:
 @grouped
 def validate(
     measurements: Annotated[list[Path], typer.Argument(help="CSV files of measured configurations.")],
-    models: Annotated[Path, typer.Option(help="YAML file of the architectures that the rows name.")],
+    models: Annotated[Path, typer.Option(help="YAML file of the model architectures that the rows name.")],
     hardware: Annotated[Path, typer.Option(help="YAML file of the clusters that the rows name.")],
     output: OutputOptions,
     traced: TracedOptions,
     left_out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Judge these times too: what forerun fit --leave-out source --out writes."),
+        typer.Option(
+            metavar="FILE",
+            help="Also evaluate the cross-validated times that forerun fit --leave-out source --out writes.",
+        ),
     ] = None,
     with_anchor: Annotated[
         str | None,
         typer.Option(
             metavar="first|best",
-            help="Judge rows after one measured step of their source, device and model, which is not judged: the first"
-            " in the file, or the one that tells most about the others.",
+            help=(
+                "Correct each group of rows (source, device, model) by one of its measured steps, and"
+                " evaluate the other rows. The step is the first in the file, or the one that corrects the"
+                " others best."
+            ),
         ),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Only the rows of this split.")] = None,
+    split: Annotated[str | None, typer.Option(help="Evaluate only the rows of this split.")] = None,
     rank: Annotated[
-        bool, typer.Option("--rank", help="Say where the measured plans stand in the lists of plans that search finds.")
+        bool,
+        typer.Option("--rank", help="Report the rank of each measured plan in the list of plans that a search finds."),
     ] = False,
     rank_rows: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="With --rank, only rows in whose id or model this text occurs.")
+        str | None,
+        typer.Option(metavar="TEXT", help="With --rank: use only rows whose id or model contains this text."),
     ] = None,
 ) -> None:
-    """Predict every measured configuration and print how far the predictions are off."""
+    """Predict every measured configuration, and print the errors of the predictions."""
     rows, tables = [row for path in measurements for row in read_measurements(path)], ", ".join(map(str, measurements))
     if split is not None:
         rows = [row for row in rows if row.split == split]

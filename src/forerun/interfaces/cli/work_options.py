@@ -14,11 +14,20 @@ from forerun.common.workers import Workers
 class WorkOptions:
     """Says who simulates; the result doesn't depend on it."""
 
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one for each CPU).")] = None
-    executor: Annotated[str, typer.Option(metavar="local|ray", help="Simulate in processes here, or on Ray.")] = "local"
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of worker processes (default: one for each CPU).")] = (
+        None
+    )
+    executor: Annotated[
+        str,
+        typer.Option(
+            metavar="local|ray", help="Simulate in processes of this machine (local) or on a Ray cluster (ray)."
+        ),
+    ] = "local"
     ray_address: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="The Ray cluster (default: RAY_ADDRESS, or a new one on this machine)."),
+        typer.Option(
+            metavar="ADDRESS", help="Address of the Ray cluster (default: RAY_ADDRESS, or a new one on this machine)."
+        ),
     ] = None
 
     @property

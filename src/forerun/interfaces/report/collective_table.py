@@ -35,8 +35,9 @@ def print_collectives(
     out.print(make_table("rlrrr" + "r" * both, headings, rows, gap=2, whole="lr"))
     if any(point.beyond_links for point in points):
         out.print(
-            f"! above the {_bandwidth(setting.rank_links_gbps)} GB/s that all links of a rank carry together: messages "
-            "never wait for each other here; --backend aware makes every link a queue",
+            f"! above the {_bandwidth(setting.rank_links_gbps)} GB/s that all links of a rank carry"
+            " together: messages never wait for each other here; --backend aware adds a queue at every"
+            " link",
             soft_wrap=True,
         )
     for text in dict.fromkeys(f"{point.algorithm}: {point.error}" for point in points if point.error):
@@ -126,12 +127,12 @@ def _system_words(setting: Setting) -> str:
 def _backend_words(setting: Setting) -> str:
     names = " and ".join(dict.fromkeys(dim.topology for dim in setting.network.dims))
     if setting.aware:
-        why = f" (on {names}, routes share links; --backend unaware lets every message pass)"
+        why = f" (on {names}, routes share links; with --backend unaware messages never wait)"
         return "congestion-aware" + why * setting.fitting
     if setting.serial:
         return (
-            f"without queues, but on {names} links carry bytes one after the other (--backend unaware: ASTRA-sim's"
-            " reckoning, --backend aware: every link is a queue)"
+            f"without queues, but on {names} links transmit bytes one after the other (--backend unaware:"
+            " as ASTRA-sim's analytical network; --backend aware: a queue at every link)"
         )
     return "congestion-unaware"
 

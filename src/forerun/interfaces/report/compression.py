@@ -21,17 +21,21 @@ def print_compression(out: Console, effect: CompressionEffect) -> None:
     print_title(out, f"Gradients: {effect.method}")
     step, plain = seconds(effect.step_s), seconds(effect.plain_step_s)
     out.print(
-        f"The step takes {step}, and {plain} without ({effect.plain_step_s / effect.step_s - 1.0:+.1%} of throughput).",
+        f"The step takes {step} with compression and {plain} without"
+        f" ({effect.plain_step_s / effect.step_s - 1.0:+.1%} of throughput).",
         soft_wrap=True,
     )
     out.print(
-        f"A rank sends {effect.wire_share:.3g} times the bytes, and keeps {effect.residual_gib:.2f} GiB from step to"
-        " step, which the memory above does not count.",
+        f"A rank sends {effect.wire_share:.3g} times the bytes. It keeps {effect.residual_gib:.2f} GiB"
+        " from step to step, which the memory above does not include.",
         soft_wrap=True,
     )
     if effect.break_even_bytes_per_s is not None:
         bandwidth = effect.break_even_bytes_per_s / GIGA
-        out.print(f"It pays where the outermost link has less than {bandwidth:.3g} GB/s a GPU.", soft_wrap=True)
+        out.print(
+            f"Compression makes the step faster if the outermost link has less than {bandwidth:.3g} GB/s per GPU.",
+            soft_wrap=True,
+        )
     out.print(f"Convergence is not simulated: {effect.caveat} ({effect.source}).", soft_wrap=True)
 
 

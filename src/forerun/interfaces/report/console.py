@@ -76,9 +76,9 @@ def print_missing(out: Console, prediction: Prediction) -> None:
         return
     out.print()
     if not prediction.missing:
-        out.print("The measurements given hold everything that the step runs.")
+        out.print("Your measurements cover everything that the step runs.")
         return
-    out.print(Text("Not in the measurements given, so from the shipped model or extrapolated", style="bold"))
+    out.print(Text("Not in your measurements: times from Forerun's model, or extrapolated", style="bold"))
     for line in prediction.missing[:_LISTED]:
         out.print(f"  {line}")
     if len(prediction.missing) > _LISTED:
@@ -169,7 +169,7 @@ def print_histogram(out: Console, bins: Sequence[Bin]) -> None:
     """Prints how the step times are distributed."""
     most = max(each.simulated + each.bounded for each in bins)
     bounded = any(each.bounded for each in bins)
-    note = "# simulated" + (", . not simulated, at the least they take" if bounded else "")
+    note = "# simulated" + (", . lower bound, not simulated" if bounded else "")
     print_title(out, f"Step times ({note})")
     cells = (
         (
@@ -207,7 +207,7 @@ def _figures(prediction: Prediction) -> Table:
         ("step time", bands.step_time(prediction)),
         _pace(prediction),
         ("MFU, HFU", f"{bands.mfu(prediction)}, {percent(prediction.hfu)} of {prediction.mfu_peak}"),
-        ("utilization", f"{percent(prediction.utilization)} of the peaks of the dtypes that kernels run in"),
+        ("utilization", f"{percent(prediction.utilization)} of the peak FLOP/s of each kernel's dtype"),
         (
             "peak memory",
             f"{prediction.peak_allocated_gib:.1f} GiB allocated, {bands.reserved(prediction)}"

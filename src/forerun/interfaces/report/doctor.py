@@ -66,7 +66,7 @@ def print_doctor(out: Console, findings: Iterable[Finding]) -> None:
     missing = [each for each in every if each.fix]
     if missing:
         out.print()
-        print_title(out, "What is missing, and the line that installs it")
+        print_title(out, "What is missing, and the command that installs it")
         for each in missing:
             out.print(f"{each.what}: {each.fix}", markup=False, soft_wrap=True)
 

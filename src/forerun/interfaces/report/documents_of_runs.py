@@ -77,10 +77,10 @@ def _undisturbed(result: RunResult) -> list[str]:
     """Says which iteration the sections on one step show, if iterations differ."""
     if len(result.iterations) == 1:
         return []
-    of = "Bottlenecks, what would help, timeline and memory are of the first iteration, undisturbed."
+    of = "Bottlenecks, recommendations, timeline and memory describe the first iteration without disturbances."
     if result.fullest is None or result.fullest == result.prediction:
         return [of]
-    return [of, f"Most memory takes an iteration with {result.fullest.peak_reserved_gib:.1f} GiB."]
+    return [of, f"The iteration with the highest peak needs {result.fullest.peak_reserved_gib:.1f} GiB."]
 
 
 def _run_figures(result: RunResult) -> Figures:
@@ -113,7 +113,7 @@ def _advice(rows: Sequence[Advice], sample: str) -> list[Part]:
     """Returns the recommended changes, each simulated."""
     parts: list[Part] = [Heading("What would help")]
     if not rows:
-        return [*parts, Text("No change that was simulated makes this run better by a hundredth or more.")]
+        return [*parts, Text("None of the simulated changes improves this run by 1 % or more.")]
     table = tuple(
         (
             each.title,
@@ -126,7 +126,7 @@ def _advice(rows: Sequence[Advice], sample: str) -> list[Part]:
         for each in rows
     )
     columns = ("change", "for", "gain", f"{sample}s/s", "memory, GiB", "what else it changes")
-    how = "Each change was simulated before it was put here; the gain is in throughput over the run as it is."
+    how = "Forerun simulated each change. The gain is the increase of throughput over the run as it is."
     return [*parts, Text(how, "note"), Table(columns, table, numeric=frozenset({2, 3, 4}))]
 
 

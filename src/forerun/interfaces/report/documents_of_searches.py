@@ -87,7 +87,7 @@ def _spread(result: SearchResult) -> list[Part]:
     if bins:
         parts.append(runtimes_plot(bins))
     if result.ranked:
-        parts += [Text("Every point is a plan; the pointer shows which.", "hint"), plans_plot(result)]
+        parts += [Text("Every point is a plan. Point at it to see its fields.", "hint"), plans_plot(result)]
     if result.front is not None:
         parts += [_front(result.front)]
     return parts
@@ -113,10 +113,11 @@ def _maps(maps: Sequence[HeatMap]) -> list[Part]:
     if not maps:
         return []
     legend = (
-        "A cell is the best plan with these two values: its figure where it was simulated and nothing can be better;"
-        " where plans were not simulated, what they take at the least (≥); where nothing fits, the GiB that the"
-        " smallest plan needs. Darker is better, the frame is the best of all. Where a cell is missing, no plan is"
-        " possible or another order of the mesh axes stands for it."
+        "Each cell shows the best plan with these two values. A plain number belongs to a simulated plan"
+        " that no other plan of the cell can beat. A number with ≥ is the lower bound of plans that were"
+        " not simulated. If nothing fits, the cell shows the GiB that the smallest plan needs. Darker"
+        " cells are better, and a frame marks the best plan of all. A cell is empty if no plan is"
+        " possible, or if another order of the mesh axes gives the same placement."
     )
     parts: list[Part] = [Heading("The best plan for each pair of values"), Text(legend, "note")]
     for shown in maps:
@@ -131,7 +132,7 @@ def _left_out(result: SearchResult) -> list[Part]:
     worse = "larger" if result.objective == "memory" else "slower"
     rows = [("fit, and were simulated", f"{counts['ok']:,}", "")]
     rows += [(f"run out of {limit:.1f} GiB", f"{counts['out_of_memory']:,}", _most(result.out_of_memory))]
-    rows += [(f"not simulated: a bound shows they are {worse}", f"{counts['skipped']:,}", "")]
+    rows += [(f"not simulated: a lower bound proves that they are {worse}", f"{counts['skipped']:,}", "")]
     if counts.get("same"):
         rows += [(SAME, f"{counts['same']:,}", "")]
     if counts.get("renamed"):

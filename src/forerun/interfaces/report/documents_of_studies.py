@@ -85,7 +85,7 @@ def _best_scales(study: ScalingStudy) -> Figures:
     points = {point.num_nodes: point for point in study.points}
     found = (
         ("fastest that fits", study.best_by_time),
-        ("most nodes that still are efficient", study.best_by_efficiency),
+        ("largest efficient number of nodes", study.best_by_efficiency),
         ("cheapest", study.best_by_cost),
     )
     entries = [(name, *_scale_words(study, points.get(nodes or 0))) for name, nodes in found]
@@ -217,7 +217,7 @@ def _straggler_figures(study: StragglerStudy) -> Figures:
 def _blame(study: StragglerStudy) -> list[Part]:
     """Shows which ranks were the slowest, and how often."""
     if not study.blame:
-        return [Heading("Who the others wait for"), Text("Nobody: all ranks are alike in every step.")]
+        return [Heading("Who the others wait for"), Text("No rank: all ranks take equally long in every step.")]
     steps = len(study.steps_s)
     rows = tuple((f"{rank:,}", f"{count:,}", percent(count / steps)) for rank, count in study.blame[:_BLAMED])
     caption = f"The {len(rows)} most frequent of {len(study.blame):,} ranks"
@@ -245,6 +245,9 @@ def _sweep(study: StragglerStudy) -> list[Part]:
     return [
         Heading("With other stragglers"),
         Table(
-            columns, rows, "Each rank is a straggler with this probability, so many times as slow", frozenset(range(6))
+            columns,
+            rows,
+            "Each rank is a straggler with this probability, and slower by this factor",
+            frozenset(range(6)),
         ),
     ]

@@ -38,7 +38,7 @@ def print_run(out: Console, result: RunResult, answers: Answers | None) -> None:
     for line in result.prediction.warnings:
         out.print(f"warning: {line}", soft_wrap=True)
     out.print()
-    print_title(out, "Where the time goes (the rank that sets the pace)")
+    print_title(out, "Where the time goes (slowest rank)")
     bars(out, _shares(result.breakdown_s))
     if answers is None:
         return
@@ -56,12 +56,12 @@ def print_run(out: Console, result: RunResult, answers: Answers | None) -> None:
     print_title(out, "Recommended (each simulated)")
     out.print(_plain("rl", ((f"  {advice.gain:+.1%}", advice.text) for advice in answers.advice[:_LISTED])))
     if not answers.advice:
-        out.print("  nothing that was tried is better")
+        out.print("  none of the simulated changes is better")
 
 
 def print_scaling(out: Console, study: ScalingStudy) -> None:
     """Prints a scaling study, a line for each scale."""
-    kind = "strong scaling (the batch of all GPUs stays)" if study.strong else "weak scaling (the batch of a GPU stays)"
+    kind = "strong scaling (constant global batch)" if study.strong else "weak scaling (constant batch of each GPU)"
     print_title(out, f"{study.request.name}: {kind}")
     sample = study.request.sample
     headings = ("nodes", "GPUs", "step", f"{sample}s/s", "efficiency", "GiB", "comm", f"$/M {sample}s", "")

@@ -43,17 +43,18 @@ def heading(request: ClusterRequest) -> str:
 def subtitle(request: ClusterRequest) -> str:
     """Returns how jobs are placed and what the columns mean."""
     return (
-        f"placement {request.placement}; JCT: job completion time; wait: mean time without GPUs; use: share of GPU time"
-        " that jobs hold; goodput: share of that which they need at their fastest, if nothing fails"
+        f"placement {request.placement}; JCT: job completion time; wait: mean time without GPUs; use:"
+        " share of GPU time that jobs occupy; goodput: share of that time which the jobs would need at"
+        " full speed without failures"
     )
 
 
 def fairness_subtitle() -> str:
     """Returns what the columns of fairness mean."""
     return (
-        "Jain: index of the jobs' slowdowns, 1 where all are alike; finish ratio: JCT over that on an equal part of the"
-        " cluster alone, median and 99 % of jobs; fragmentation: share of GPU time that lies free while a job waits"
-        " that asks for no more"
+        "Jain: Jain's fairness index of the jobs' slowdowns, 1 if all are equal; finish ratio: JCT"
+        " divided by the JCT on an equal share of the cluster, median and 99th percentile; fragmentation:"
+        " share of GPU time that is idle while a job waits that would fit"
     )
 
 

@@ -33,7 +33,7 @@ def print_step(out: Console, prediction: Prediction, measured: MeasuredStep | No
     table = make_table("ll" + "r" * len(headings), ("", "", *headings), rows)
     out.print(table)
     if measured is None:
-        out.print("No GPU is here, so nothing was measured.")
+        out.print("This machine has no GPU, so nothing was measured.")
         return
     low, high = measured.fastest_s * 1e3, measured.slowest_s * 1e3
     out.print(f"measured on {measured.device}: median of {measured.steps} steps of {low:.4g} to {high:.4g} ms")

@@ -28,13 +28,13 @@ def print_outer_steps(out: Console, effect: OuterEffect) -> None:
     beside = f", of which {seconds(effect.exposed_s)} delay the step" if steps.delay else ""
     fragment = "a fragment" if steps.fragments > 1 else "all parameters"
     lines = [
-        "The figures above are those of one replica alone.",
+        "The figures above describe one replica that trains alone.",
         f"A step takes {seconds(effect.mean_step_s)} on average{rate}. Where all replicas sum their gradients in every"
         f" step, it takes {plain} ({times:.3g} times as long).",
         f"Every {steps.every // steps.fragments} steps a rank exchanges {fragment}, up to {effect.sent_gib:.2f} GiB, in"
         f" {seconds(effect.exchange_s)}{beside}. Kernels and host copies take {seconds(effect.kernels_s)}.",
-        f"A rank keeps {effect.gpu_gib:.2f} GiB more on its GPU and {effect.host_gib:.2f} GiB in host memory"
-        f"{'' if effect.fits else ', which does not fit'}.",
+        f"A rank needs {effect.gpu_gib:.2f} GiB more on its GPU and {effect.host_gib:.2f} GiB in host"
+        f" memory{'' if effect.fits else ', which does not fit'}.",
     ]
     if effect.needed_gb_s is None:
         lines.append("Outer steps take more than 5 % of the time at any bandwidth.")

@@ -62,7 +62,7 @@ def figures(prediction: Prediction) -> Figures:
 
 def warnings(prediction: Prediction) -> list[Part]:
     """Returns the warnings that a reader has to know first."""
-    lines = [] if prediction.fits else ["This does not fit in memory; the times are those of GPUs with enough of it."]
+    lines = [] if prediction.fits else ["This plan does not fit in memory. The times assume GPUs with enough memory."]
     return [Text(line, "warning") for line in (*lines, *prediction.warnings)]
 
 
@@ -93,8 +93,9 @@ def time_sections(simulation: Simulation, path: CriticalPath) -> list[Part]:
         step_plot(prediction),
         Heading("Critical path"),
         Text(
-            "The chain of work that makes the step so long: each piece starts when the one before it ends, on whichever"
-            " rank. Only what is on it can make the step shorter."
+            "The critical path is the chain of operations that determines the step time. Each one starts"
+            " when the one before it ends, on any rank. The step becomes shorter only if an operation on"
+            " this path does."
         ),
         Table(("cause", "time", "of the step"), causes, numeric=frozenset({1, 2})),
         Table(
@@ -105,8 +106,8 @@ def time_sections(simulation: Simulation, path: CriticalPath) -> list[Part]:
         ),
         Heading("Timeline of a step"),
         Text(
-            f"What the streams of {name} do. Drag over a part to look closer, double-click to come back."
-            " What is too short to be seen is shown together with what is beside it.",
+            f"Activity of the streams of {name}. Drag over a part to zoom in, double-click to zoom out."
+            " Operations that are too short to see are merged with their neighbours.",
             "hint",
         ),
         timeline_plot(simulation),
@@ -140,9 +141,10 @@ def communication_section(rows: Sequence[CollectiveTime]) -> list[Part]:
         for each in rows
     )
     about = (
-        "From when a collective could start on this rank to its end, whether kernels hide it or not. The parts add up."
-        " Wire is the bytes at the full rate of the link that limits it, latency is what no bytes would take, protocol"
-        " is what NCCL needs beyond both, sharing is what work beside it costs, and waiting is for later ranks."
+        "Time from the moment when a collective could start on this rank to its end, hidden or exposed."
+        " The parts add up to it. Wire is the time of the bytes at the full rate of the slowest link."
+        " Latency is the time of an empty message. Protocol is what NCCL needs beyond both. Sharing is"
+        " the delay by other work on the same links. Waiting is the wait for ranks that arrive later."
     )
     return [Heading("Communication"), Text(about, "note"), Table(columns, cells, numeric=frozenset(range(1, 8)))]
 
@@ -182,7 +184,7 @@ def memory_sections(simulation: Simulation) -> list[Part]:
     rows.append(("reserved by the allocator (estimate)", f"{held:.2f}", "", percent(held / limit)))
     fullest = "" if len(simulation.memory) == 1 else ", which is the fullest"
     far = limit > 2.5 * total
-    beyond = f" The limit of the device, {limit:.1f} GiB, is far above." if far else ""
+    beyond = f" The limit of the device, {limit:.1f} GiB, lies far above the plot." if far else ""
     device = prediction.device_gib
     rows.append(("nvidia-smi shows, with context and NCCL", f"{device:.2f}", "", percent(device / limit)))
     return [
@@ -228,7 +230,7 @@ def sensitivity_sections(rows: Sequence[WhatIf]) -> list[Part]:
     """Shows the gain of a better machine."""
     return [
         Heading("What a better machine would gain"),
-        Text("One thing is changed, everything else stays as it is, and the step is simulated again."),
+        Text("Forerun changes one thing at a time and simulates the step again."),
         sensitivities_plot(rows),
         Table(
             ("what if", "step time", "change", "what was changed"),
@@ -264,7 +266,7 @@ def explain_section(prediction: Prediction) -> list[Part]:
     parts: list[Part] = [Heading("Where the figures come from"), Listing(prediction.explain)]
     if prediction.missing:
         parts += [
-            Text("Not in the measurements given, so from the shipped model or extrapolated:"),
+            Text("Not in your measurements: times from Forerun's model, or extrapolated:"),
             Listing(prediction.missing[:_CONTRIBUTORS]),
         ]
     return parts

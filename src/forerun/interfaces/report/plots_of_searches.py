@@ -124,7 +124,7 @@ def runtimes_plot(bins: Sequence[Bin]) -> Plot:
     parts = (
         ("simulated", [each.simulated for each in bins], {"color": BLUE}),
         (
-            "not simulated, at the least they take",
+            "lower bounds, not simulated",
             [each.bounded for each in bins],
             {"color": GREY, "pattern": hatch("/")},
         ),

@@ -92,7 +92,7 @@ def print_sweep(out: Console, sweep: Sweep, flops_per_token: float, again: str) 
     if sweep.best is not None:
         out.print(f"*: best by {sweep.objective}")
     if front:
-        out.print(f"P: on the Pareto front, no other plan has {sweep.wishes}, or as much of all")
+        out.print(f"P: on the Pareto front; no other plan has {sweep.wishes}, or equals all of them")
     out.print()
     print_title(out, "Their plans")
     for point in sweep.points:
@@ -171,7 +171,7 @@ def _print_front_of_sweep(out: Console, sweep: Sweep) -> None:
         for point, plan in sweep.front
     )
     headings = ("GPUs", "batch", "tok/s", "$ per 10^9\ntokens", "peak\nGiB", "plan")
-    title = f"Pareto front: no other plan has {sweep.wishes}, or as much of all"
+    title = f"Pareto front: no other plan has {sweep.wishes}, or equals all of them"
     print_table(out, title, "rrrrrl", headings, rows)
     for point in sweep.points:
         if point.uncertain:
@@ -223,7 +223,7 @@ def _print_counts(out: Console, result: SearchResult) -> None:
     if result.too_large:
         out.print(Padding(f"nearest miss {result.too_large[0].reason}", (0, 0, 0, 12)))
     worse = "larger" if result.objective == "memory" else "slower"
-    _print_shares(out, f"not simulated: a bound shows they are {worse}", counts["skipped"], {})
+    _print_shares(out, f"not simulated: a lower bound proves that they are {worse}", counts["skipped"], {})
     _print_shares(out, SAME, same, {})
     _print_shares(out, RENAMED, renamed, {})
     _print_shares(out, "impossible", counts["impossible"], result.impossible)

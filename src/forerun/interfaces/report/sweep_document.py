@@ -100,6 +100,6 @@ def _front(sweep: Sweep) -> list[Part]:
     ]
     return [
         Heading("The Pareto front"),
-        Table(columns, rows, f"No other plan has {sweep.wishes}, or as much of all", numeric=frozenset(range(5))),
+        Table(columns, rows, f"No other plan has {sweep.wishes}, or equals all of them", numeric=frozenset(range(5))),
         *(Text(f"The front of step time and memory is {line}.", "note") for line in unsure),
     ]

@@ -193,7 +193,9 @@ async def _safely(answer: Callable[[], Awaitable[Response]]) -> Response:
     except ForerunError as error:
         return _refused(" ".join(str(error).split()), 400)
     except MemoryError:
-        return _refused("this takes more memory than there is; ask for less at once", 400)
+        return _refused(
+            "the request needs more memory than this machine has; reduce the number of plans, ranks or runs", 400
+        )
     except ClientDisconnect:
         return _refused("the page has gone", 400)
     except Exception as error:

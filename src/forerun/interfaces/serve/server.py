@@ -43,7 +43,7 @@ def serve(host: str, port: int, with_browser: bool, demo: bool) -> None:
     if host not in (LOCAL, "localhost", "::1"):
         print(f"warning: {host} can be reached from other machines, and nothing is encrypted", file=sys.stderr)
     print(f"Forerun serves {address}", flush=True)
-    print("Ctrl-C stops it. Who has this address can use the server; keep it to yourself.", flush=True)
+    print("Ctrl-C stops the server. Anyone who has this address can use it; keep it to yourself.", flush=True)
     if with_browser:
         threading.Timer(0.5, webbrowser.open, [address]).start()
     try:

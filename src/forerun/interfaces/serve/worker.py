@@ -159,7 +159,9 @@ class _Process:
                         return True
                     job.take(message)
         except (EOFError, OSError):
-            message = "the search ended without an answer; it may have run out of memory: ask for less at once"
+            message = (
+                "the search ended without an answer; it may have run out of memory: fix more fields or use fewer GPUs"
+            )
             job.tell({"kind": "error", "message": message})
             return False
 

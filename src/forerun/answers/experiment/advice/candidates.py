@@ -117,7 +117,11 @@ def _gradients(request: Request) -> Iterator[Candidate | None]:
     if request.setup.reduce_dtype == "fp32":
         dtype = half(*devices_of(request.setup))
         yield of_plan(
-            request, "gradient precision", f"sum gradients in {dtype}", {"reduce_dtype": dtype}, "sums are rounded more"
+            request,
+            "gradient precision",
+            f"sum gradients in {dtype}",
+            {"reduce_dtype": dtype},
+            "sums have larger rounding errors",
         )
     yield of_plan(request, "overlap", "reduce gradients during the backward pass", {"overlap_grad_reduce": True})
     if plan.shards_parameters:

@@ -15,8 +15,11 @@ from forerun.describe.plan.plan import Plan
 
 _SPELLED = {field: f"training.{key}" for key, field in SPELLINGS.items()} | {"seq_len": "model.sequence_length"}
 _MEANINGS = {
-    "dp_replicate": "data-parallel replicas; -1 for the rest of the GPUs, the default without any data-parallel key",
-    "dp_shard": f"{MEANINGS['dp_shard']}, the default with a zero_stage above 0",
+    "dp_replicate": (
+        "number of data-parallel replicas; -1 uses all remaining GPUs, which is the default without any"
+        " data-parallel key"
+    ),
+    "dp_shard": f"{MEANINGS['dp_shard']}, which is the default if zero_stage is above 0",
     "zero_stage": f"{MEANINGS['zero_stage']}; default: 3 with dp_shard, else 0",
     "optimizer": f"one of {', '.join(optimizers())}; default: sgd for convolutional networks, else adamw",
     "stack": "software stack (forerun stacks); default: pytorch-vision for convolutional networks, else pytorch",
@@ -74,7 +77,7 @@ def _entries(annotation: Any, is_list: bool = False) -> Iterator[tuple[type[Sect
 
 def _of_plan(key: str) -> KeyRow:
     if key in _SPELLED:
-        return KeyRow("training", key, f"the word of a Plan for {_SPELLED[key]}", "")
+        return KeyRow("training", key, f"name of {_SPELLED[key]} in a Plan", "")
     default = None if key in _DEPENDENT else Plan.__dataclass_fields__[key].default
     words = [each for each in choices(key) if isinstance(each, str)]
     meaning = MEANINGS[key] + (f": {', '.join(words)}" if words else "")

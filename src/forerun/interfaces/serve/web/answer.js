@@ -135,7 +135,7 @@ export function showScatter(state) {
   const rows = /** @type {(number[] | null)[]} */ ([]);
   const add = (/** @type {any} */ one, /** @type {number[] | null} */ own) => (series.push(one), rows.push(own));
   if (bounded.row.length)
-    add({ label: "not simulated, at the least they take and need", colour: "#8a8f98", kind: "points", faint: true, size: 2.5,
+    add({ label: "lower bounds, not simulated and need", colour: "#8a8f98", kind: "points", faint: true, size: 2.5,
       x: bounded.gib, y: bounded.s.map((/** @type {number} */ s) => s / Number(size)),
       text: (/** @type {number} */ i) => `not simulated\nat least ${seconds(bounded.s[i])}, ${gib(bounded.gib[i])} GiB` }, bounded.row);
   const times = [...fits, ...large].map((each) => each.s).concat(bounded.s.map((/** @type {number} */ s) => s / Number(size)));
