@@ -152,7 +152,7 @@ export function showScatter(state) {
     add({ label: "80 % band of the best", colour: "--bar", kind: "line", quiet: true, x: [best.gib, best.gib],
       y: [top.step_time_low_s / Number(size), top.step_time_high_s / Number(size)] }, null);
   }
-  if (large.length) add({ label: "does not fit, at the least time it takes", colour: "--bar-warn", kind: "points", symbol: "cross", x: large.map((p) => p.gib), y: large.map((p) => p.s), text: (/** @type {number} */ i) => text(large)(i).replace("\n", "\nat least ") }, large.map((p) => p.row));
+  if (large.length) add({ label: "does not fit, lower bound of time", colour: "--bar-warn", kind: "points", symbol: "cross", x: large.map((p) => p.gib), y: large.map((p) => p.s), text: (/** @type {number} */ i) => text(large)(i).replace("\n", "\nat least ") }, large.map((p) => p.row));
   if (answer.front) {
     const places = answer.front.places;
     add({ label: "Pareto front", colour: "#009E73", kind: "line", shape: "vh", quiet: true,
