@@ -40,7 +40,7 @@ export function makeAnswer(state) {
     make("div", { id: "scatter-legend" }),
     make("div", { id: "scatter", class: "scatter" }),
     make("div", { class: "row" }, make("button", { type: "button", id: "scatter-png", text: "Save as PNG" }),
-      make("small", { text: "Every point is a plan; a click chooses it. Drag to look closer, double-click to come back." })),
+      make("small", { text: "Every point is a plan; click it to choose it. Drag to zoom in, double-click to zoom out." })),
     make("div", { id: "choices" }),
     make("h3", { id: "plans-title", text: "Plans" }),
     make("form", { id: "filter", class: "row" },
@@ -49,7 +49,7 @@ export function makeAnswer(state) {
       make("label", { for: "state", text: "Show" }),
       make("select", { id: "state" }, ...["all", "fits", "does not fit", "not simulated"].map((text) => make("option", { text, value: text }))),
       make("button", { type: "submit", text: "Filter" })),
-    make("small", { id: "filter-about", text: "A filter only chooses what is listed: the global batch and the numerics stay as they are." }),
+    make("small", { id: "filter-about", text: "A filter only selects rows. It changes neither the global batch nor the numerics." }),
     make("div", { id: "table" }),
     make("div", { class: "row" }, make("button", { type: "button", id: "csv", text: "All plans as CSV" }),
       make("button", { type: "button", id: "command", text: "The search as a command", onclick: () => showCommand(state) })),
@@ -135,7 +135,7 @@ export function showScatter(state) {
   const rows = /** @type {(number[] | null)[]} */ ([]);
   const add = (/** @type {any} */ one, /** @type {number[] | null} */ own) => (series.push(one), rows.push(own));
   if (bounded.row.length)
-    add({ label: "lower bounds, not simulated and need", colour: "#8a8f98", kind: "points", faint: true, size: 2.5,
+    add({ label: "lower bounds, not simulated", colour: "#8a8f98", kind: "points", faint: true, size: 2.5,
       x: bounded.gib, y: bounded.s.map((/** @type {number} */ s) => s / Number(size)),
       text: (/** @type {number} */ i) => `not simulated\nat least ${seconds(bounded.s[i])}, ${gib(bounded.gib[i])} GiB` }, bounded.row);
   const times = [...fits, ...large].map((each) => each.s).concat(bounded.s.map((/** @type {number} */ s) => s / Number(size)));
@@ -196,7 +196,7 @@ function showChoices(state) {
   keep.addEventListener("change", show);
   show();
   byId("choices").replaceChildren(make("h3", { text: "What single choices are worth" }),
-    make("div", { class: "row" }, keep, make("label", { for: "keep", text: "Only choices that keep the global batch and the numerics as they are" })), list);
+    make("div", { class: "row" }, keep, make("label", { for: "keep", text: "Only choices that change neither the global batch nor the numerics" })), list);
 }
 
 /** @param {State} state */
@@ -255,7 +255,7 @@ async function scale(state) {
       if (event.kind === "scaling") showScaling(box, event);
       else if (event.kind === "error") throw new Error(event.message);
       else if (event.kind === "waiting") box.replaceChildren(make("p", { class: "note", text: "Another search is running; this one comes next." }));
-      else if (event.kind === "superseded") box.append(make("p", { class: "note", text: "A newer question took its place; open this again." }));
+      else if (event.kind === "superseded") box.append(make("p", { class: "note", text: "A newer question replaced it; open this again." }));
     }, scaling.signal);
   } catch (error) {
     if (!(error instanceof DOMException)) box.replaceChildren(make("p", { class: "warning", text: error instanceof Error ? error.message : String(error) }));

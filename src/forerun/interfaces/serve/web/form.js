@@ -8,7 +8,7 @@ import { byId, call, make, showError } from "./api.js";
 
 const NUMBERS = /** @type {const} */ ([
   ["gpus", "GPUs", "number of GPUs of the run", 0, 14],
-  ["global_batch", "Global batch", "sequences of a step over all GPUs", 0, 14],
+  ["global_batch", "Global batch", "sequences in a step, over all GPUs", 0, 14],
   ["seq_len", "Sequence length", "tokens of a sequence", 7, 20],
 ]);
 const WAIT_MS = 250;
@@ -32,14 +32,14 @@ export function makeForm(offered, asked) {
   if (options.cached_models.length) models.append(make("optgroup", { label: "in your hub cache" },
     ...options.cached_models.map((/** @type {string} */ value) => make("option", { value, text: value }))));
   form.replaceChildren(
-    field("model", "Model", "a preset, a model of your hub cache, or a config.json that you drop here", models),
+    field("model", "Model", "a preset, a model in your hub cache, or a config.json that you drop here", models),
     dropArea(),
-    field("cluster", "Cluster", "GPUs of a node and memory of each", select("cluster", options.clusters.map((/** @type {any} */ each) => each.name))),
+    field("cluster", "Cluster", "GPUs per node, and memory of each", select("cluster", options.clusters.map((/** @type {any} */ each) => each.name))),
     ...NUMBERS.map(([name, label, help, low, high]) => field(name, label, help, number(name, low, high))),
-    field("objective", "Best by", "what the first place has least of", select("objective", ["time", "memory"])),
-    field("price", "Price", "dollars of a GPU hour; empty: the cluster's list price",
+    field("objective", "Best by", "figure that the best plan minimises", select("objective", ["time", "memory"])),
+    field("price", "Price", "dollars per GPU hour; empty: the cluster's list price",
       make("input", { type: "number", id: "q-price", min: 0, step: "any" })),
-    field("memory_limit", "Memory to use", "GiB of a GPU; empty: all of it",
+    field("memory_limit", "Memory to use", "GiB that a run may use of a GPU; empty: all",
       make("input", { type: "number", id: "q-memory_limit", min: 0, step: "any" })),
     fixedFields("Fixed fields of the plan", (each) => each.first, innerWidth >= 760),
     fixedFields("More fields", (each) => !each.first, false),
@@ -124,7 +124,7 @@ function fixedFields(title, isShown, open) {
     return make("div", {}, field(`f-${each.name}`, each.name, each.help, input), list);
   });
   return make("details", { open }, make("summary", { text: title }),
-    make("small", { text: "A value fixes a field, several (1,2,4) are tried; an empty field is free." }), ...fields);
+    make("small", { text: "One value fixes a field, and a list (1,2,4) gives the values to try. An empty field is free." }), ...fields);
 }
 
 function dropArea() {

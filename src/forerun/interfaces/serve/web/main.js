@@ -115,7 +115,7 @@ function heard(event) {
     showError(event.message);
     byId("found").classList.add("stale");
   } else if (event.kind === "superseded") {
-    ended("A newer question took the place of this one. Press Search to ask again.");
+    ended("A newer question replaced this one. Press Search to ask again.");
   } else if (event.kind === "waiting") {
     say("Another search is running on this server. This one comes next.");
   } else if (event.kind === "space") {
