@@ -1,1 +1,1 @@
-"""Questions that people ask of Programs: predictions and their analysis, searches over plans, experiments."""
+"""What users ask of Programs: predictions and their analysis, searches over plans, experiments, whole runs and jobs."""

@@ -1,8 +1,8 @@
-"""Everything that Forerun reads comes in here: regular files of a bounded size, UTF-8 text, JSON and CSV.
+"""Opens and reads every input file: regular files of bounded size, UTF-8 text, JSON and CSV.
 
-Readers above check what their format means. This module refuses what no format means: a device, a folder or a pipe in
-the place of a file, a file that is too large, text that is not UTF-8, nesting without end, a key that is given twice,
-a number that is not finite or beyond 64 bits. `yaml_files` and `array_files` do so for YAML and for saved arrays.
+Each reader checks its own format. This module refuses input that is wrong in every format: a device, a folder or a pipe
+instead of a file, a file that is too large, text that is not UTF-8, too deep nesting, a key that is given twice, a
+number that is not finite or exceeds 64 bits. `yaml_files` and `array_files` do the same for YAML and for saved arrays.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Does ahead what takes long at a first start: `python -m forerun.common.build_ahead` compiles kernels and parses YAML.
+"""Prepares the package for a fast start: `python -m forerun.common.build_ahead` compiles kernels and parses YAML.
 
-The build of the package runs it, and `make kernels` where a source has changed since.
+The build of the package runs it. `make kernels` runs it again if a source has changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Knows what PyTorch's execution traces (`ExecutionTraceObserver`) look like, for all that reads them."""
+"""The format of PyTorch's execution traces (`ExecutionTraceObserver`), shared by all readers."""
 
 from __future__ import annotations
 

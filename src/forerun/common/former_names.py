@@ -1,4 +1,4 @@
-"""Lets imports by former module names work, with a DeprecationWarning.
+"""Keeps imports by former module names working, with a DeprecationWarning.
 
 `from forerun.plan.plan import Plan` in a user's file imports the module `forerun.describe.plan.plan` itself.
 """

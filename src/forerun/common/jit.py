@@ -1,7 +1,7 @@
 """Compiled functions: object code that came with the package, or numba's compiler with a cache on disk.
 
-Numba takes a second to be imported and up to half a minute to compile what a command calls, so it is imported where the
-library (`native`) has no code for a function and its arguments.
+Importing numba takes a second, and compiling the functions of a command up to half a minute. So numba is imported only
+if the library (`native`) has no code for a function and its arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Records by key in one SQLite file, which keeps results when a run is broken off."""
+"""Records by key in one SQLite file, which keeps the results of an interrupted command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers says who answers many tasks: this process, processes of this machine, or a Ray cluster."""
+"""Workers: where many tasks run, in this process, in processes of this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 

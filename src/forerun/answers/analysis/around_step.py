@@ -1,4 +1,4 @@
-"""Adds to the prediction of a step what surrounds it: memory before the first step, and periodic work."""
+"""Adds the memory before the first step and the periodic work of the training loop to the prediction of a step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Bottlenecks: the share of the step, or of the memory, that each resource takes, and its largest contributors.
+"""Bottlenecks: the share of the step, or of the memory, that each resource uses, and its largest contributors.
 
-Shares are of the step on the rank that sets the pace. Two figures are of other ranks: waiting is the mean over all
-ranks, because the rank that sets the pace waits least, and memory is that of the fullest rank.
+Shares refer to the step of the slowest rank. Two figures refer to other ranks: waiting is the mean over all ranks,
+because the slowest rank waits least, and memory is that of the fullest rank.
 """
 
 from __future__ import annotations

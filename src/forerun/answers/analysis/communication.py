@@ -1,12 +1,12 @@
-"""communication: what the time of each collective of a step is made of, from a simulated timeline.
+"""Divides the time of each collective of a simulated step into parts that add up.
 
 The time of a collective on one rank, from the moment when it could start, has five parts, which add up:
 
-* waiting: the other ranks have not come yet;
-* wire: the bytes at the full rate of the link that limits the algorithm;
-* latency: what the algorithm takes for no bytes at all;
-* protocol: what NCCL needs beyond both, because protocols and rings don't reach the rate of the wire;
-* sharing: what collectives and kernels that run beside it cost.
+* waiting: the other ranks have not arrived yet;
+* wire: the time of the bytes at the full rate of the slowest link;
+* latency: the time of the algorithm for an empty buffer;
+* protocol: what NCCL needs in addition, because protocols and rings don't reach the full rate of the link;
+* sharing: the slowdown by collectives and kernels that run at the same time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients can be sent in fewer bytes; this module knows the methods by name and predicts what one does to a step."""
+"""Gradient compression: the methods by name, and the prediction of a step that uses one."""
 
 from __future__ import annotations
 

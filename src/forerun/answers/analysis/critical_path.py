@@ -1,8 +1,8 @@
 """The critical path of a step: the chain of work in which each piece starts when the one before it ends.
 
 It is found backwards from the end of the step. The start of a node waited last for the previous node on its stream, for
-one of its predecessors, or for the host that issued it. A node that meets others waited for the last of them to arrive,
-and so for what that one waited for. The path therefore crosses to other rank classes and, unlike the breakdown of one
+one of its predecessors, or for the host that issued it. A collective node waited for its last participant, and so for
+the dependency of that participant. The path therefore crosses to other rank classes and, unlike the breakdown of one
 class, contains no waiting.
 """
 

@@ -1,4 +1,4 @@
-"""Finds what is questionable about a run that can be predicted; a user reads these lines beside the figures."""
+"""Finds questionable settings of a valid run; the output shows these warnings beside the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folds a Program before it is run: blocks that always take the same time are simulated once.
+"""Folds a Program before its simulation: blocks that always take the same time are simulated once.
 
 A *closed* block starts and ends on the compute stream, waits for no event and has no rendezvous. It takes the same time
 alone as anywhere in the step, provided that no gradient reduction or parameter gather runs beside it and that the host

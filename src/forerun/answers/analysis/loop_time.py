@@ -1,4 +1,4 @@
-"""LoopTime: what the periodic work of a training loop adds to its steps."""
+"""LoopTime: the time that the periodic work of a training loop adds to its steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Replicas that train alone for some steps and then agree in an outer step: local SGD, DiLoCo, Streaming DiLoCo.
+"""Replicas that train alone for some steps and then synchronise in an outer step: local SGD, DiLoCo, Streaming DiLoCo.
 
-The inner step is that of one replica alone on its GPUs. What an outer step costs follows torchft's `LocalSGD` and
-`DiLoCo`: which kernels and host copies run, what is exchanged, and what waits.
+The inner step is that of one replica alone on its GPUs. The cost of an outer step follows torchft's `LocalSGD` and
+`DiLoCo`: their kernels, host copies, exchanges and waits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The gate that every Prediction passes: what breaks arithmetic or physics is a bug report, never a table."""
+"""Checks every Prediction: a result that breaks arithmetic or physics becomes a bug report instead of a table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A step of GRPO or PPO: sequences are generated and scored before the weights are updated.
 
-Forerun predicts the updates and the scoring passes. How fast an inference engine generates, and how much memory it
-takes while it does, is for the user to say. All models share the GPUs, and the stages follow each other, as in verl and
-TRL with a colocated engine.
+Forerun predicts the updates and the scoring passes. The user states how fast the inference engine generates, and how
+much memory it needs meanwhile. All models share the GPUs, and the stages follow each other, as in verl and TRL with a
+colocated engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""predict: builds the Program of a plan, runs it and reads the Prediction."""
+"""predict: builds the Program of a plan, simulates it and returns the Prediction."""
 
 from __future__ import annotations
 

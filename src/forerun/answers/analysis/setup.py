@@ -1,4 +1,4 @@
-"""Setup: everything that one iteration is simulated from. What-if, scaling and advice compare Setups."""
+"""Setup: all inputs of the simulation of one iteration. What-if, scaling and advice compare Setups."""
 
 from __future__ import annotations
 

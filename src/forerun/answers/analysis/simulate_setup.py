@@ -1,4 +1,4 @@
-"""simulate_setup: the one way from a Setup to a Simulation."""
+"""simulate_setup: simulates a Setup. Every prediction of a plan goes through this function."""
 
 from __future__ import annotations
 

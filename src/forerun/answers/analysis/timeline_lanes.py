@@ -1,4 +1,4 @@
-"""Draws the work of every stream of a rank class over the step as a number of slices that people can look at."""
+"""Reduces the work of every stream of a rank class to a number of slices that a plot can show."""
 
 from __future__ import annotations
 

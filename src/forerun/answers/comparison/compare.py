@@ -1,4 +1,4 @@
-"""A profiled step beside its prediction: parts that add up to the difference, pairs of work, modules."""
+"""Compares a profiled step with its prediction: parts that add up to the difference, pairs of work, modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what makes the next prediction right: measured times for the ops of a prediction, and factors on its rates."""
+"""Finds corrections for the next prediction: measured times for the ops of a prediction, and factors on its rates."""
 
 from __future__ import annotations
 

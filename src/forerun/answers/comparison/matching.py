@@ -1,6 +1,6 @@
-"""Pairs measured work with predicted work: by name, by shape, by what runs before and after, by kind, at last by part.
+"""Pairs measured work with predicted work: by name, by shape, by neighbouring work, by kind, and finally by part.
 
-A level joins what all levels before it left over, so every piece of work is in exactly one pair.
+Each level pairs the work that all previous levels left over, so every piece of work is in exactly one pair.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Finds which predicted module a module of a profile is, whose path has names of classes.
+"""Maps the modules of a profile, whose paths have names of classes, to predicted modules.
 
-Work whose sizes tell what it is says so: a product of a shape that only one predicted module has votes for that module.
-A module of the profile is the one for which nearly all work in it and in the modules below it votes.
+A matrix product whose shape only one predicted module has votes for that module. A module of the profile is mapped to
+the predicted module for which nearly all work in it, and in the modules below it, votes.
 """
 
 from __future__ import annotations

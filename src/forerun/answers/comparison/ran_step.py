@@ -1,4 +1,4 @@
-"""One rank's step as it ran, measured or predicted: its work in lines, and the part of the step that each moment is of.
+"""One rank's step, measured or predicted: its work in lines, and the part of the step to which each moment belongs.
 
 Both sides are Timelines of Programs, so both are read by the same rules. Each moment of the step belongs to exactly one
 part: to the first part of `PARTS`, or else of the collectives, that runs at that moment; to waiting for other ranks;

@@ -1,4 +1,4 @@
-"""The verdict on a comparison in words: by how much the step differs, and which parts of it say why."""
+"""The verdict of a comparison in words: by how much the step differs, and which parts explain the difference."""
 
 from __future__ import annotations
 

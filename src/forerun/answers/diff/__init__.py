@@ -1,1 +1,1 @@
-"""Says what a change of a program does to its step: time and memory, by kernel, collective, tensor and module."""
+"""Shows how a change of a program affects its step: time and memory, by kernel, collective, tensor and module."""

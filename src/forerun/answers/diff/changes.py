@@ -1,6 +1,6 @@
 """The difference between two simulated steps: causes of time, kernels and collectives, tensors at the peak.
 
-Work is matched by what it is (kernel, collective, copy), the name of the operation, the module and the phase. Layers
+Work is matched by its kind (kernel, collective, copy), the name of the operation, the module and the phase. Layers
 count together: the numbers in a module's path become a star, so that a model with more layers has more runs of the same
 work.
 """

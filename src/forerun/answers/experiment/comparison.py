@@ -1,9 +1,9 @@
-"""compare: an experiment with other communication patterns, topologies, devices and precisions, side by side.
+"""compare: simulates an experiment with other communication patterns, topologies, devices and precisions.
 
-Everything else stays as the experiment says, and what follows from the change follows: mixed_precision true is fp16 on
-a device without bf16. Another device comes with the figures of its own reference system, in nodes of the size that the
-experiment says or else of its own where they divide the GPUs; their number stays. A network that the experiment gives
-stays.
+Everything else stays as in the experiment, except for consequences of the change: mixed_precision true is fp16 on a
+device without bf16. Another device has the figures of its own reference system. Its nodes have the size that the
+experiment states, or else their own size if it divides the number of GPUs, which stays the same. A network that the
+experiment states stays the same, too.
 """
 
 from __future__ import annotations

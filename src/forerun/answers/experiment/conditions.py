@@ -1,8 +1,8 @@
-"""Conditions: how much slower than undisturbed each rank, the network and the host are in one iteration.
+"""Conditions: the slowdown of each rank, of the network and of the host in one iteration.
 
-Every draw has a random generator of its own, by (seed, what is drawn, iteration), and ranks take its numbers in their
-order. So what rank 3 meets in iteration 50 is the same in a run of 100 iterations and of a million, on 8 GPUs and on
-64, with stragglers and without.
+Every draw has its own random generator, seeded by (seed, kind of draw, iteration), and ranks use its numbers in their
+order. So the disturbance of rank 3 in iteration 50 is the same in a run of 100 iterations and of a million, on 8 GPUs
+and on 64, with stragglers and without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""digest: a name for everything that a simulation depends on; equal for equal content, in any process."""
+"""digest: a name for all inputs of a simulation. Equal inputs have equal digests in every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event handlers: code of one's own that sees a run as it happens, and may change what it meets.
+"""Event handlers: user code that receives the events of a run, and may change its conditions.
 
 A handler is a subclass of EventHandler with the methods it needs, or a plain function subscribed to one kind of event:
 
@@ -10,9 +10,9 @@ A handler is a subclass of EventHandler with the methods it needs, or a plain fu
     def tell(iteration):
         print(iteration.first, iteration.step_time_s)
 
-Handlers are told in the order of time, and of two in the order in which the request names them. A run with handlers is
-told iteration by iteration, also where iterations are equal; where a run is so long that only a sample of its
-iterations is simulated (experiment/run.py), handlers are told of the sample.
+Handlers receive events in the order of time; at one time, they are called in the order of the request. They receive the
+events of every iteration, also if iterations are equal. If a run is so long that only a sample of its iterations is
+simulated (experiment/run.py), they receive the events of the sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""other_reading: what a run's step takes if a bandwidth without a unit means bytes and not bits."""
+"""other_reading: the step time of a run if a bandwidth without a unit means bytes instead of bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pace: how long an iteration takes under its conditions, and what waiting for the slowest rank costs in it."""
+"""Pace: the time of an iteration under its conditions, and the part of it that is spent waiting for the slowest
+rank."""
 
 from __future__ import annotations
 

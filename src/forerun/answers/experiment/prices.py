@@ -1,6 +1,6 @@
 """Prices: of GPUs and energy, from the `prices` section of an experiment and from price files.
 
-A price file and the section have the same keys; the section may name a file, whose keys hold where it is silent:
+A price file and the section have the same keys. The section may name a file, which gives the keys that it omits:
 
     dollars_per_gpu_hour:        # one number for whatever runs, or by name of a cluster or device
       a100-sxm-80gb: 1.79

@@ -1,4 +1,4 @@
-"""Request: an experiment as it is simulated; made from a file by `description/`, or in Python."""
+"""Request: the input of an experiment's simulation, made from a file by `description/`, or in Python."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""run: a Request's iterations, one by one where they differ and folded where they don't.
+"""run: simulates the iterations of a Request. Equal iterations are simulated once.
 
-Iterations differ by warm-up, by the schedules of batch and sequence length, by what is drawn (jitter, stragglers) and
-by what handlers change. Everything else is simulated once: a million equal iterations cost as much as one. Of more than
-MOST iterations that differ by draws or warm-up a sample is simulated: of every stretch of equal length the first, which
-stands for the others, and the result says so. As iterations are drawn independently, it is as random as any other.
+Iterations differ by warm-up, by the schedules of batch and sequence length, by random draws (jitter, stragglers) and by
+changes of handlers. All others are equal: a million equal iterations cost as much as one. If more than MOST iterations
+differ by draws or warm-up, a sample is simulated: the first iteration of every stretch of equal length represents the
+others, and the result says so. Iterations are drawn independently, so this sample is as random as any other.
 """
 
 from __future__ import annotations

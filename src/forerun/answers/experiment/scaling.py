@@ -1,9 +1,9 @@
-"""scale: one experiment on more and more nodes.
+"""scale: simulates one experiment on several numbers of nodes.
 
-Data parallelism grows with the nodes, model parallelism stays as it is. Weak scaling keeps the batch of a GPU. Strong
-scaling keeps the global batch of the experiment as it is described: a data-parallel rank keeps its micro batch and runs
-fewer of them, and where its share is less than that, or no multiple, the largest micro batch that divides its share.
-GPUs that differ from the others scale in proportion, and a slow rank stays slow where it exists.
+Data parallelism grows with the nodes; model parallelism does not change. Weak scaling keeps the batch of each GPU.
+Strong scaling keeps the global batch of the experiment: a data-parallel rank keeps its micro batch and runs fewer of
+them. If its share of the batch is smaller than the micro batch, or not a multiple of it, the rank uses the largest
+micro batch that divides its share. GPUs of other kinds scale in proportion, and a slow rank stays slow if it exists.
 """
 
 from __future__ import annotations

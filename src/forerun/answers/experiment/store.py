@@ -1,8 +1,8 @@
-"""Points of a study that are kept: what a study that was broken off has found so far, a file a point.
+"""Stores the points of a study, one file for each point, so that an interrupted study can continue.
 
-`points/` in the folder of a study has a JSON file for each point, named by a digest of all that the point depends on.
-A study that is started again with the same folder simulates only what is not there, and ends with the same files as
-one that was never broken off. One study at a time uses a folder.
+`points/` in the folder of a study has a JSON file for each point, named by a digest of everything that the point
+depends on. A study that is started again with the same folder simulates only the missing points, and ends with the same
+files as an uninterrupted one. Only one study at a time may use a folder.
 """
 
 from __future__ import annotations

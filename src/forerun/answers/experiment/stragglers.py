@@ -1,7 +1,7 @@
-"""study: how step times spread under an experiment's disturbances, and what the slowest rank costs.
+"""study: the distribution of step times under an experiment's disturbances, and the cost of the slowest rank.
 
-What it costs is the time that each iteration takes longer than with all ranks as fast as the one in the middle
-(`waiting`, experiment/pace.py), in seconds, as a share of the run, and in dollars at the price of the run.
+The cost is the additional time of each iteration, compared with an iteration in which all ranks are as fast as the
+median rank (`waiting`, experiment/pace.py): in seconds, as a share of the run, and in dollars at the price of the run.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Whole runs: failures, checkpoints, recovery, and the goodput that is left of the steps."""
+"""Whole training runs: failures, checkpoints, recovery and goodput."""

@@ -1,7 +1,7 @@
-"""Draws when failures and slow periods begin. Each cause has random numbers of its own.
+"""Draws when failures and slow periods begin. Each cause has its own random numbers.
 
-Two runs of the same seed therefore meet the same failures, whatever else differs between them, and what a change gains
-is the difference of two runs under the same bad luck.
+Two runs with the same seed therefore meet the same failures, whatever else differs between them. The gain of a change
+is the difference between two runs with the same failures.
 """
 
 from __future__ import annotations

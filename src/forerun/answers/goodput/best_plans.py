@@ -1,4 +1,5 @@
-"""The plans of a search, each as a run of its own: which of them trains soonest is another question."""
+"""Simulates the whole run under each of the fastest plans of a search: the fastest step may not finish the run
+first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closed forms for checkpoints and failures, to which simulations are held."""
+"""Closed-form formulas for checkpoints and failures, which tests compare with simulations."""
 
 from __future__ import annotations
 

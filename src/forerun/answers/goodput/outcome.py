@@ -1,4 +1,4 @@
-"""Outcome says where the time of one run went, in the classes of badput that goodput reports use."""
+"""Outcome: the time of one run by class of badput, in the terms of goodput reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads off the plan of a run its step, what slows it, what a checkpoint costs, and steps with fewer replicas."""
+"""Predicts from the plan of a run: its step, slowdowns, the cost of a checkpoint, and steps with fewer replicas."""
 
 from __future__ import annotations
 

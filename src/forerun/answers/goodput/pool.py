@@ -1,4 +1,4 @@
-"""The nodes that are under repair, stand by, or are missing from a run."""
+"""The nodes that are under repair, serve as spares, or are missing from a run."""
 
 from __future__ import annotations
 

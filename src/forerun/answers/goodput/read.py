@@ -1,4 +1,4 @@
-"""Makes a RunRequest of a file: rates of the run's components, the step of its plan, the cost of its checkpoints."""
+"""Reads a RunRequest from a file: failure rates of the components, the step of the plan, the cost of checkpoints."""
 
 from __future__ import annotations
 

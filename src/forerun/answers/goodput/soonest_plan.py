@@ -1,9 +1,9 @@
-"""The plan of all with which a run trains soonest, with the proof that no other one does.
+"""Finds the plan that finishes a run soonest, with a proof that no other plan does.
 
-Runs of one seed meet the same failures whatever their plan. A run that loses no finished step, saves in no time and
-starts again as fast as any (`undisturbed`) trains at every moment at which a run with the same or a slower step does.
-So no plan can be the best whose step is so slow that even this run is not better than the best one known. All plans
-with a faster step are found by a search and simulated.
+Runs with the same seed meet the same failures, whatever their plan. An ideal run (`undisturbed`) loses no finished
+step, saves in no time and restarts as fast as any run. It trains whenever a run with the same or a slower step trains.
+So a plan cannot be the best if its step is so slow that even its ideal run does not beat the best known run. A search
+finds all plans with a faster step, and each of them is simulated.
 """
 
 from __future__ import annotations

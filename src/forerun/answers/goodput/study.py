@@ -1,7 +1,7 @@
-"""Many runs under different luck: distributions, the best checkpoint interval, and what changes of the system gain.
+"""Many runs with different random failures: distributions, the best checkpoint interval, and gains of improvements.
 
-All answers come from the same seeds, so that runs differ by the change alone. Runs are spread over processes; the
-result doesn't depend on how many.
+All results use the same seeds, so that runs differ only by the change. Several processes share the runs; their number
+does not affect the result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulates one run from event to event: saves, failures, recoveries, slow periods, missing nodes.
 
-Between two events the saves of a run are periodic. The walk takes two periods save by save, and where both take the
-same time it takes all that follow at once, which gives what every single save gives.
+Between two events the saves of a run are periodic. The simulation processes two periods save by save. If both take the
+same time, it skips to the next event at once, with the same result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Walks simulates many runs in processes, and keeps their outcomes in a file with which a study goes on."""
+"""Simulates many runs in parallel processes, and keeps their outcomes in a file, so that a study can continue."""
 
 from __future__ import annotations
 

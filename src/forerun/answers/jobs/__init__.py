@@ -1,1 +1,1 @@
-"""Many jobs on one cluster: scheduling policies, placement, and what each job waits for."""
+"""Many jobs on one cluster: scheduling policies, placement and waiting."""

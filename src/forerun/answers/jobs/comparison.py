@@ -1,4 +1,5 @@
-"""Schedules the same jobs under each policy, and keeps schedules in a file with which a broken-off command goes on."""
+"""Schedules the same jobs under each policy, and keeps schedules in a file, so that an interrupted command can
+continue."""
 
 from __future__ import annotations
 

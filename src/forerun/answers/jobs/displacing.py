@@ -1,4 +1,4 @@
-"""Chooses the jobs that give way to a job before them: the last ones in a policy's order go first."""
+"""Chooses the jobs that are preempted for a job before them in the policy's order: the last ones go first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Jobs that run on more or fewer GPUs: how much good a number of GPUs does, and policies that choose the numbers.
+"""Elastic jobs: their goodput on each number of GPUs, and the policies that choose the numbers.
 
-Goodput is examples a second times the share of them that count (Pollux, OSDI'21; Sia, SOSP'23): larger batches keep
-more GPUs busy, but each example of theirs teaches less.
+Goodput is examples per second times statistical efficiency (Pollux, OSDI'21; Sia, SOSP'23): a larger batch keeps more
+GPUs busy, but the model learns less from each of its examples.
 """
 
 from __future__ import annotations

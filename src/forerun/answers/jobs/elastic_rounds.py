@@ -1,6 +1,6 @@
-"""Runs jobs whose numbers of GPUs change while they run: a policy shares GPUs out in rounds.
+"""Simulates elastic jobs: in each round a policy divides the GPUs among the jobs.
 
-Where nodes fail or jobs share links, the GPUs of a job lie as near to each other as they can.
+If nodes can fail or jobs share links, the GPUs of a job are placed as near to each other as possible.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fairly jobs share a cluster, and how much of it lies free while they wait."""
+"""How fairly jobs share a cluster, and how much of it is idle while they wait."""
 
 from __future__ import annotations
 

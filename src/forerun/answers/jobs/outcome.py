@@ -1,4 +1,4 @@
-"""PolicyOutcome says what a policy makes of jobs: completion times, waiting, use of the GPUs, fairness."""
+"""PolicyOutcome: the result of a policy, with completion times, waiting times, GPU utilization and fairness."""
 
 from __future__ import annotations
 

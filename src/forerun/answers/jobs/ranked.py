@@ -1,4 +1,5 @@
-"""Jobs under a policy that orders all of them at every event, and stops those that no longer are among the first."""
+"""Simulates jobs under a policy that orders all jobs at every event and preempts those that are no longer among the
+first."""
 
 from __future__ import annotations
 

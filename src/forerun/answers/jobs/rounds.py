@@ -1,6 +1,6 @@
 """Runs jobs on unlike GPUs in rounds, so that each gets the shares of time that a policy gives it (Gavel, OSDI'20).
 
-Shares are asked for anew where jobs came or ended, but not before `RESET_S` have passed since the last time. A round
+The policy computes new shares after jobs arrive or end, but only if `RESET_S` have passed since the last time. A round
 lasts until the last of its jobs has run for `ROUND_S` or ended. Within each kind of GPU the units (jobs, or pairs of
 jobs on the same GPUs) run first that are farthest behind their share.
 """

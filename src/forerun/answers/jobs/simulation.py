@@ -1,4 +1,4 @@
-"""Simulates jobs on a cluster from event to event; what is common to all policies, and those that stop no job."""
+"""Simulates jobs on a cluster from event to event: the part common to all policies, and policies without preemption."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""This package says what a profile tells: HTA's tables under its rules, and the facts of a file."""
+"""Analyses profiles: HTA's tables under its rules, and the contents of a file."""

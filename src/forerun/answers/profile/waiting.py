@@ -1,4 +1,4 @@
-"""Finds why streams wait and how launches fill them: idle time by cause, queue length, launches, copies' bandwidth."""
+"""Tables of waiting streams and of launches: idle time by cause, queue length, launches, bandwidth of copies."""
 
 from __future__ import annotations
 

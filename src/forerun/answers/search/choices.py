@@ -1,9 +1,9 @@
-"""Tries the choices that a search leaves open, and says what each is worth.
+"""Tries the choices that a search leaves open, and finds the gain of each.
 
-Compilation and the framework change how fast a run is and not what it computes, so a search that leaves them open tries
-their values. Of frameworks it tries those of today whose rates measured steps inform: others have wide bands. A
-narrower precision changes what is computed. It is never chosen unasked, and neither is a framework without measured
-steps: a `Choice` says what they would bring.
+Compilation and the framework change the speed of a run but not its results, so a search that leaves them open tries
+their values. It tries current frameworks whose rates were fitted to measured steps; others have wide bands. A narrower
+precision changes the results. The search never chooses it by itself, nor a framework without measured steps: a `Choice`
+says what they would gain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """first_look: a few plans that are likely to be good, predicted before any bound of their space is known.
 
-Bounds of all plans take a second. Someone who watches a search wants to see plans at once. Little model parallelism,
-little recomputation and compiled kernels are good guesses on most clusters; a search then says what is true.
+Computing the bounds of all plans takes a second, and a user who watches a search wants to see plans at once. Little
+model parallelism, little recomputation and compiled kernels are good guesses on most clusters. The search then finds
+the true best plans.
 """
 
 from __future__ import annotations

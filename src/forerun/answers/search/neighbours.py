@@ -1,4 +1,4 @@
-"""neighbours: the plans that differ from one plan in a single choice, so that one sees what the choice is worth."""
+"""neighbours: the plans that differ from a plan in a single choice, which shows the gain or cost of the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file of answers to plans, with which a search that was interrupted goes on.
+"""A file of predictions by plan, so that an interrupted search can continue.
 
 A search that starts again with the same file simulates only the plans that are missing there, and has the same result.
 The key of an answer contains everything that its figures depend on, so any searches may share a file. It does not

@@ -1,7 +1,7 @@
 """Simulates the units of a model (embedding, layers, head) alone, for the lower bounds of a step.
 
 Plans that differ only in data or pipeline parallelism share the same units. Their blocks are built once, and run once
-for each placement of tensor, context and expert parallelism on the nodes. Where many are asked for at once, local
+for each placement of tensor, context and expert parallelism on the nodes. If many are requested at the same time, local
 processes build and run them.
 """
 

@@ -1,1 +1,1 @@
-"""Finds what slow workers cost a real job: it replays recorded operations as they were and as if all were alike."""
+"""Finds the cost of stragglers in a real job: it replays recorded operations as they were, and with equal times."""

@@ -1,4 +1,4 @@
-"""Finds which operation of a step waits for which, and which meet, from the order in which one replica ran them.
+"""Derives the dependencies and the collectives of a step's operations from the order in which one replica ran them.
 
 The rules are those of pipelined training with data parallelism, as in "Understanding Stragglers in Large Model Training
 Using What-if Analysis" (arXiv 2505.05713). Each stage computes in one order and has a stream for each direction of

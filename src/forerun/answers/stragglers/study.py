@@ -1,4 +1,4 @@
-"""Says what slow workers cost a job, and which operations, stages and ranks cost it."""
+"""Computes the cost of stragglers in a job, by operation, stage and rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Describes what a compiled function takes and returns, as plain data that JSON can hold.
+"""Describes the arguments and the result of a compiled function as plain data for JSON.
 
 A layout is `"int"`, `"float"`, `"bool"`, `["array", dtype, dimensions]`, `["tuple", class, [layout, ...]]` or None. A
 dtype is what `numpy.dtype` reads: a name, or the fields of a record. The class of a named tuple is `module:name`, and

@@ -1,8 +1,8 @@
 """The object code that came with the package, and calls into it.
 
-`build` writes a folder of object files and an index. The index holds a stamp of the sources that were compiled: where a
-source has changed since, or the machine or the layout of Python's objects is another one, there is no library, and
-numba compiles every function when it is first called.
+`build` writes a folder of object files and an index. The index has a stamp of the compiled sources. If a source has
+changed since, or if the machine or the layout of Python's objects differs, the library is not used, and numba compiles
+every function at its first call.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ Short kernel benchmarks don't show that, and long ones do. With x the clock of a
 
     W = idle + D x^e,  D = energy of a FLOP * FLOP/s at x = 1
 
-Kernels of all kinds run at that clock, because the limit holds for the mean of some tens of milliseconds, in which a
-step of a large model hardly does anything but products.
+Kernels of all kinds run at that clock, because the limit applies to the mean over some tens of milliseconds, and in
+such a period a step of a large model runs little else than matrix products.
 
-Equal GPUs differ in what their chips draw, and so in that clock. GPUs that train together wait for the slowest of them.
+Equal GPUs differ in the power that their chips draw, and so in that clock. GPUs that train together wait for the
+slowest one.
 """
 
 from __future__ import annotations

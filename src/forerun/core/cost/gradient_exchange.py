@@ -1,4 +1,5 @@
-"""Prices the gradients' all-reduces by a communication pattern in place of NCCL's choice of algorithm."""
+"""Computes the times of the gradients' all-reduces from a communication pattern instead of NCCL's choice of
+algorithm."""
 
 from __future__ import annotations
 

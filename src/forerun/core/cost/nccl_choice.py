@@ -1,4 +1,4 @@
-"""The algorithm and the protocol that NCCL runs collectives of a cluster with, and their time, by size."""
+"""The algorithm and the protocol that NCCL chooses for the collectives of a cluster, and their time, by size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of the rows of an op table; one call of a kernel model prices all rows of its kind."""
+"""Times of the rows of an op table; one call of a kernel model computes the times of all rows of its kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Host time of the periodic work of a training loop; `cost.checkpoint` prices the copies and writes of checkpoints."""
+"""Host time of the periodic work of a training loop; `cost.checkpoint` has the times of a checkpoint's copies and
+writes."""
 
 from __future__ import annotations
 

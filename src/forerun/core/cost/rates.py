@@ -1,4 +1,4 @@
-"""Multipliers on the rates of kernels and links that a stack reaches on a cluster."""
+"""Factors on the rates of kernels and links that a stack achieves on a cluster."""
 
 from __future__ import annotations
 

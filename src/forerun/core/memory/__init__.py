@@ -1,1 +1,1 @@
-"""Tensor lifetimes -> bytes over time."""
+"""Memory over time: allocated memory from the lifetimes of tensors, reserved memory from the caching allocator."""

@@ -1,4 +1,4 @@
-"""Memory that a device holds beside the caching allocator: the context with its kernels, and the buffers of NCCL."""
+"""GPU memory outside of the caching allocator: the CUDA context with its kernels, and the buffers of NCCL."""
 
 from __future__ import annotations
 

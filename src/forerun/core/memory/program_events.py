@@ -1,8 +1,9 @@
 """The requests of a rank class to the caching allocator, and their replay over several steps.
 
-Order is the host's. What lives through the step is there before the first one, except for the optimizer's states, which
-torch.optim makes in its first step, out of what the activations left. A Program says how much that is, not in which
-tensors: it is split as the gradients are, and is one buffer where the step makes none (Megatron-LM's flat buffers).
+Requests are in the order of the host. Tensors that live through the step exist before the first one, except for the
+optimizer's states: torch.optim creates them in its first step, from memory that the activations have freed. A Program
+states their total size, not the single tensors. The total is split like the gradients, and is one buffer if the step
+creates no gradients (Megatron-LM's flat buffers).
 """
 
 from __future__ import annotations

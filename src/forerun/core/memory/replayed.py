@@ -1,4 +1,4 @@
-"""The memory that the caching allocator holds for a rank class, from a replay of its steps."""
+"""The reserved memory of a rank class, from a replay of its steps on the caching allocator."""
 
 from __future__ import annotations
 

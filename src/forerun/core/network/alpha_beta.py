@@ -1,8 +1,8 @@
 """Textbook costs of patterns: a latency for each step, and bytes over bandwidth on the busiest link.
 
-What NCCL reaches (`network.nccl`) is fitted. For studies of patterns and of ideal networks the same messages are timed
-here by alpha (the latency of a step) and beta (the seconds of a byte on a link) alone, as in Thakur, Rabenseifner and
-Gropp, "Optimization of collective communication operations in MPICH" (2005).
+The rates of NCCL (`network.nccl`) are fitted. For studies of patterns and of ideal networks, this module computes the
+time of the same messages only from alpha (the latency of a step) and beta (the seconds per byte of a link), as in
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH" (2005).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Topologies by the names that experiments have for them: how nodes are joined, each GPU with its share of their NICs.
+"""Topologies under the names of experiment files: how nodes are connected, with each GPU's share of their NICs.
 
 Inside a node GPUs have the cluster's own link. Between nodes the GPUs at the same place of each node (a plane) are
 joined by one instance of the topology, as a node's GPUs have NICs of their own. A GPU sends and receives
-`bandwidth_gbit_s` in every topology: where it has several links (ring 2, torus and mesh up to 4) each has a share of
-that, so that topologies differ by what their routes share, not by how many cables they were given.
+`bandwidth_gbit_s` in every topology: if it has several links (ring 2, torus and mesh up to 4), each has a part of this
+bandwidth, so that topologies differ in the sharing of routes and not in the number of cables.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Gradients that are sent smaller than they are: as low-rank factors, in 8 bits, or only the largest.
+"""Gradient compression: low-rank factors, 8 bits, or only the largest gradients.
 
-Kernels compress a bucket, collectives exchange what is left, kernels restore it. Kernels are memory-bound: a method
-says how many bytes they move for each byte of gradients. They count as part of the exchange; what they take from
-kernels that run beside it is what any collective takes. Launches of the host are left out, and what
-compression does to convergence.
+Kernels compress a bucket, collectives exchange the result, and kernels restore it. The kernels are memory-bound: a
+method states how many bytes they move for each byte of gradients. They count as part of the exchange, and slow the
+kernels beside it like any collective. The model does not include the host's launches and the effect of compression on
+convergence.
 """
 
 from __future__ import annotations

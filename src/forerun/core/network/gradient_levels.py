@@ -1,4 +1,4 @@
-"""Gradients that are summed as they are inside nodes and sent smaller between them."""
+"""Gradients that are summed without compression inside nodes and compressed between nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The way through host memory that GPUs without peer access take, and that all GPUs of a node share.
+"""The path through host memory of GPUs without peer access. All GPUs of a node share it.
 
-NCCL's shared-memory transport copies a message into memory of the host and from there into the next GPU. What each GPU
-gets of that way falls faster than the number of GPUs that send at once grows.
+NCCL's shared-memory transport copies a message to host memory and from there to the next GPU. The bandwidth of each GPU
+falls faster than the number of sending GPUs grows.
 """
 
 from __future__ import annotations

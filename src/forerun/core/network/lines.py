@@ -1,6 +1,6 @@
-"""Lines: the time of a transfer as the smooth minimum of straight lines, one for each protocol it may use.
+"""Lines: the time of a transfer as the smooth minimum of straight lines, one for each protocol that it may use.
 
-Every line is latency + bytes x seconds per byte, so whatever is made of them grows with the bytes and never jumps.
+Every line is latency + bytes x seconds per byte, so the time grows continuously with the bytes.
 """
 
 from __future__ import annotations

@@ -154,7 +154,11 @@ def plans_plot(result: SearchResult) -> Plot:
     unit, size = time_unit(max((each.step_s for each in shown), default=1.0))
     looks = (
         ("fits", fitting, {"color": BLUE, "size": 8, "opacity": 0.7}),
-        ("does not fit, lower bound of time", too_large, {"color": VERMILLION, "size": 8, "symbol": "x", "opacity": 0.7}),
+        (
+            "does not fit, lower bound of time",
+            too_large,
+            {"color": VERMILLION, "size": 8, "symbol": "x", "opacity": 0.7},
+        ),
         (f"best by {result.objective}", fitting[:1], {"color": BLACK, "size": 16, "symbol": "star"}),
     )
     data: list[dict[str, Any]] = [

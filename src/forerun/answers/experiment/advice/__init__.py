@@ -1,1 +1,1 @@
-"""Advice: what would help a run, each simulated before it is given."""
+"""Recommendations for a run. Forerun simulates each one before it recommends it."""

@@ -1,8 +1,8 @@
-"""Advice: what would make a run faster, cheaper or fit, each simulated before it is given.
+"""Recommendations: changes that would make a run faster or cheaper, or make it fit in memory.
 
-Every candidate (`candidates.py`, `machine.py`, `plans.py`) is simulated on the undisturbed
-iteration, and given only if it is better than the run as it is by at least a hundredth and fits in memory. Of each kind
-the best is given; those that go together and keep the global batch are simulated together too.
+Forerun simulates every candidate (`candidates.py`, `machine.py`, `plans.py`) on the undisturbed iteration. It
+recommends one only if it fits in memory and improves the run by at least 1 %. It recommends the best candidate of each
+kind, and also simulates compatible candidates together if they keep the global batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Changes of a plan that could make a run faster or make it fit. `advise.py` simulates these candidates."""
+"""Changes of a plan that could make a run faster or make it fit in memory. `advise.py` simulates these candidates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidate: one change of an experiment that may help, as a Setup and in the words of the experiment's file."""
+"""Candidate: one change of an experiment that may help, as a Setup and as keys of the experiment's file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other plans of the same GPUs and global batch, those with the least time bound first."""
+"""Other plans with the same GPUs and global batch, those with the smallest time bound first."""
 
 from __future__ import annotations
 

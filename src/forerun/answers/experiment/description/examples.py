@@ -1,4 +1,4 @@
-"""The examples that come with Forerun: experiment files, and the study of each."""
+"""The examples that come with Forerun: experiment files, and the kind of study of each."""
 
 from __future__ import annotations
 
