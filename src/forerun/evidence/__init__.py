@@ -1,1 +1,1 @@
-"""Evidence that keeps the figures true: microbenchmarks, fitted constants, published measurements."""
+"""Evidence for the figures: microbenchmarks, fitted constants, published measurements."""

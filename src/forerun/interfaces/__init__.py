@@ -1,1 +1,1 @@
-"""The ways in which people reach Forerun: the Python interface, reports and pictures, the command line."""
+"""The interfaces of Forerun: Python, the command line, the planner in the browser, reports and pictures."""

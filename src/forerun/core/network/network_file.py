@@ -1,6 +1,6 @@
 """Networks: dimensions of topologies with their bandwidths and latencies, from a file or a line of text.
 
-A file is ASTRA-sim's `network.yml` as it is, with Forerun's own keys where one wants more:
+A file is ASTRA-sim's `network.yml`, optionally with further keys of Forerun:
 
     topology: [Ring, Mesh2D, FatTree]     # any name of the registry, dimension 0 (innermost) first
     npus_count: [2, [4, 4], 16]           # the sizes of a topology that has several are a list
@@ -9,7 +9,7 @@ A file is ASTRA-sim's `network.yml` as it is, with Forerun's own keys where one 
     options: [{}, {}, {oversubscription: 2}]    # optional, by dimension
     bandwidth_unit: GiB/s                 # optional: GiB/s (2**30 bytes, what ASTRA-sim means by GB/s) or GB/s (10**9)
 
-Or it names one of Forerun's clusters, a preset or a file, and how many of its GPUs there are:
+Or it names one of Forerun's clusters (a preset or a file) and the number of its GPUs:
 
     cluster: h100-sxm
     gpus: 64

@@ -1,4 +1,4 @@
-"""The links of a cluster as dimensions of a network: what its GPUs are joined by, level by level."""
+"""The links of a cluster as dimensions of a network, one dimension for each level of links."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Collectives as NCCL runs them, on the links of a topology instead of the two link levels of a cluster.
 
-Rank r is NPU r of the network, so the GPUs of a node are consecutive. All equal groups of a mesh axis work at once: the
-bytes of all their messages are laid on the links of their routes, and the busiest link sets the pace. As the steps of
-a ring or tree are equal messages in lockstep, that is also what max-min fair sharing (`network.flows`) gives the
-slowest of them. Different axes that run at once share links as `cost.link_demand` says, as with a cluster's own links.
+Rank r is NPU r of the network, so the GPUs of a node are consecutive. All equal groups of a mesh axis work at once: all
+their messages load the links of their routes, and the busiest link determines the time. As the steps of a ring or tree
+are equal messages in lockstep, that is also what max-min fair sharing (`network.flows`) gives the slowest of them.
+Different axes that run at once share links as `cost.link_demand` says, as with a cluster's own links.
 
-What NCCL chooses from:
+NCCL chooses from:
 * inside a node, rings over all links: one ring through the ranks, or direct shares where that is faster (a full mesh);
 * between nodes, one ring through all ranks or one for each rank of a node over its own rail, and for an all-reduce
   double binary trees over the nodes; the fastest of them by size;
-* where one switch joins the GPUs of a node and can add, all-reduces that it adds, with trees between nodes;
+* if one switch connects the GPUs of a node and can reduce, all-reduces in the switch, with trees between nodes;
 * all-to-all: direct. Point to point: every rank of the axis sends to the next at the same time.
 
 Constants that are NCCL's stay as in `network.nccl`: its protocols' base latencies, steps and rates (fabrics.yaml); the

@@ -1,10 +1,10 @@
-"""Communication patterns: how data-parallel ranks sum their gradients, in place of what NCCL would choose.
+"""Communication patterns: how data-parallel ranks sum their gradients, instead of NCCL's choice.
 
-A pattern says how long it takes until every rank of a group has the sum of all ranks' gradients. It prices the
-all-reduces of gradients of a step; reduce-scatters and all-gathers of sharded state, tensor, context and pipeline
-parallelism, and norms of gradients stay as NCCL runs them. The shipped patterns have names (`patterns_catalog`). One's
-own is a subclass of `CommunicationPattern`, a list of messages (`patterns_messages.MessagePattern`) or a function
-(`TimedBy`).
+A pattern computes how long it takes until every rank of a group has the sum of all ranks' gradients. It gives the times
+of the gradients' all-reduces. Reduce-scatters and all-gathers of sharded state, tensor, context and pipeline
+parallelism, and norms of gradients still run as in NCCL. The shipped patterns have names (`patterns_catalog`). A user's
+own pattern is a subclass of `CommunicationPattern`, a list of messages (`patterns_messages.MessagePattern`) or a
+function (`TimedBy`).
 """
 
 from __future__ import annotations

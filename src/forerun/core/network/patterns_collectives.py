@@ -1,7 +1,7 @@
 """Patterns made of collectives: NCCL's choice, ring, tree, reduce-scatter and all-gather, all-gather and local sums.
 
-Without `rates` they cost what NCCL's algorithms do: a ring and a tree are subsets of what it chooses from, with its
-protocols, base latencies and the share of the wire that it sustains. With `rates` they cost what textbooks say.
+Without `rates` they have the times of NCCL's algorithms: a ring and a tree are subsets of its choices, with its
+protocols, its base latencies and the share of the wire rate that it sustains. With `rates` they have textbook times.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Patterns as messages: rounds of who sends how many bytes to whom, timed on the links they go over.
+"""Patterns as messages: in each round ranks send bytes to others, and the links of the routes determine the time.
 
-A round ends when its busiest link has passed on all it carries and its longest route is through; then the next one
-starts. All equal groups of the mesh axis send at once. Messages reach what NCCL's point-to-point transfers do: the
-base latency, the steps and the rates of its protocols between nodes, and those of the device's lines inside a node.
+A round ends when its busiest link has transmitted all its bytes and its longest route is complete; then the next round
+starts. All equal groups of the mesh axis send at the same time. Messages have the performance of NCCL's point-to-point
+transfers: the base latency, the steps and the rates of its protocols between nodes, and those of the device's lines
+inside a node.
 """
 
 from __future__ import annotations

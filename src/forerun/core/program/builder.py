@@ -1,6 +1,6 @@
 """Builders of operations and blocks. They append to plain lists: `program.validate` checks the result.
 
-A search builds thousands of Programs a minute, so nothing here looks at a value twice.
+A search builds thousands of Programs a minute, so builders do not check values.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Communication groups: which ranks of the hierarchy one mesh axis joins."""
+"""Communication groups: the ranks of the hierarchy that a mesh axis connects."""
 
 from __future__ import annotations
 

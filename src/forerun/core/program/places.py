@@ -1,4 +1,4 @@
-"""Finds the global ranks of each role: shifted copies of a few ranks that fill a world."""
+"""Finds the global ranks of each role: shifted copies of a few ranks that together are all ranks."""
 
 from __future__ import annotations
 

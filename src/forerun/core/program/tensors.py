@@ -1,4 +1,4 @@
-"""Tensors: the tensors of several blocks in columns, so that readers look at all blocks at once."""
+"""Tensors: the tensors of several blocks as columns, so that readers process all blocks at once."""
 
 from __future__ import annotations
 

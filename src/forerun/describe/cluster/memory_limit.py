@@ -1,4 +1,4 @@
-"""A cluster of which a run may use only a part of each GPU's memory."""
+"""Limits the GPU memory that a run may use on a cluster."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Attention kernels and token dispatchers; one entry in a data file holds all that Forerun knows of each."""
+"""Attention kernels, token dispatchers and optimizers. An entry of a data file has everything that Forerun knows of
+each."""

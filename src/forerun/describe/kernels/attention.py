@@ -1,4 +1,5 @@
-"""Attention kernels by name, from `attention.yaml`. Plans choose a kernel, costs price it, and traces recognise it."""
+"""Attention kernels by name, from `attention.yaml`. Plans choose a kernel, cost models compute its time, and traces
+recognise it."""
 
 from __future__ import annotations
 

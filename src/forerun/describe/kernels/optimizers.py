@@ -1,4 +1,5 @@
-"""Optimizers by name, from `optimizers.yaml`: what they keep, what their kernels move, and which products they run."""
+"""Optimizers by name, from `optimizers.yaml`: their states, the bytes that their kernels move, and their matrix
+products."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """canonical: the plan that represents all plans that execute the same step.
 
-Some fields make no difference in some plans. Where nothing is sharded, a rank may as well belong to dp_shard as to
-dp_replicate; without tensor parallelism, `sequence_parallel` splits nothing. A `Naming` says where fields make no
-difference, and which values represent all others there. Its arithmetic works on a Plan and on a table of plans, as the
+In some plans, some fields make no difference. If nothing is sharded, a rank may belong to dp_shard or to dp_replicate;
+without tensor parallelism, `sequence_parallel` splits nothing. A `Naming` states in which plans fields make no
+difference, and which values then represent all others. Its arithmetic works on a Plan and on a table of plans, as the
 rules of `constraints` do. Two plans with equal canonical forms build equal Programs.
 """
 

@@ -1,4 +1,4 @@
-"""Columns: the values of one field in many plans. They let one rule answer for a Plan and for a table of plans.
+"""Columns: the values of one field in many plans. With them, one rule works for a Plan and for a table of plans.
 
 A rule combines comparisons with `&`, `|` and `no`, and numbers with arithmetic. Both work on the fields of a Plan and
 on the columns of a table. Rules that look a value up use `mapped`.

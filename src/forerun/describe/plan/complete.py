@@ -1,4 +1,4 @@
-"""complete_plan makes a Plan of the fields that a person gave, and derives the others from GPUs and global batch."""
+"""complete_plan: makes a Plan from the fields that a user gave, and derives the others from GPUs and global batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits attention with compressed keys, and that of heads in pairs, over ranks: over tp, and over cp not at all."""
+"""Rules for attention with compressed keys and for differential attention: tp can split them, cp cannot."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Rules that say which plans cannot run, and why.
 
 A rule covers one concern, for a single Plan and for a table of plans: `broken` is arithmetic and comparisons that work
-on numbers and on columns; `reason` explains the refusal with the plan's own numbers. Plans that only run badly (tensor
-parallelism across nodes, fewer micro batches than stages) are possible: a rule refuses what the software or the shapes
-do not allow.
+on numbers and on columns; `reason` explains the refusal with the plan's own numbers. Plans that run slowly (tensor
+parallelism across nodes, fewer micro batches than stages) are possible: a rule refuses only what the software or the
+shapes do not allow.
 """
 
 from __future__ import annotations

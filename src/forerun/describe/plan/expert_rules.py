@@ -1,4 +1,4 @@
-"""Holds the rules of how plans split experts over ranks and overlap their exchanges: what can't run, and why."""
+"""Rules for splitting experts over ranks and for overlapping their exchanges: which plans cannot run, and why."""
 
 from __future__ import annotations
 

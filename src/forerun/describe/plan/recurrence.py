@@ -1,6 +1,6 @@
-"""Splits recurrences over ranks: over tp by heads, and over cp not at all, as a state goes from token to token.
+"""Rules for recurrences: tp splits them by heads, and cp cannot, because a state goes from token to token.
 
-Short convolutions go from token to token, too.
+The same holds for short convolutions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models how evenly a router spreads tokens over experts, and what that means for the ranks that hold them."""
+"""Models how evenly a router distributes tokens over experts, and the resulting load of the ranks."""
 
 from __future__ import annotations
 

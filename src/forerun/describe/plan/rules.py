@@ -1,6 +1,6 @@
 """Rules of a plan and its stack: dtypes, dropout, and what data parallelism does with parameters and gradients.
 
-Every rule answers for a Plan and for a table of plans (`columns`); facts of the plan alone are properties of Plan.
+Every rule works for a Plan and for a table of plans (`columns`). Properties of the plan alone are in Plan.
 The Program builder and the bounds of a search share these rules.
 """
 

@@ -1,4 +1,4 @@
-"""Holds the rules of training: adapters, a reference model, a chunked loss, matrix optimizers; what can't run, why."""
+"""Rules for adapters, reference models, chunked losses and matrix optimizers: which plans cannot run, and why."""
 
 from __future__ import annotations
 

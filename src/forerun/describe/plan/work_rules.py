@@ -1,6 +1,7 @@
-"""Plans that would take too long to simulate, or whose numbers leave 64 bits: what is refused before work begins.
+"""Refuses plans that would take too long to simulate, or whose numbers exceed 64 bits, before work begins.
 
-The limits lie far above what anybody trains. What they refuse would take minutes, or all memory, and end in no answer.
+The limits are far above any real training run. A plan beyond them would run for minutes, or use all memory, without a
+result.
 """
 
 from __future__ import annotations

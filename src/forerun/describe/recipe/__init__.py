@@ -1,1 +1,1 @@
-"""Recipes: the files by which training tools are told what to train, and the words that each tool has for a plan."""
+"""Recipes: the configuration files of training tools, and the names that each tool has for the fields of a plan."""

@@ -1,4 +1,5 @@
-"""Reads ds_config.json of DeepSpeed, and the YAML file of `accelerate launch`. Neither says the model or its sequences.
+"""Reads ds_config.json of DeepSpeed, and the YAML file of `accelerate launch`. Neither states the model or the sequence
+length.
 
 Source of the keys: deepspeedai/DeepSpeed v0.19, deepspeed/runtime/config.py and runtime/zero/config.py;
 huggingface/accelerate 1.15, commands/config/config_args.py and parallelism_config.py.

@@ -1,6 +1,6 @@
 """Reads the arguments of Megatron-LM's pretrain_gpt.py, from a shell script, a list, or a YAML file of the same names.
 
-Source of the names and of what Megatron-LM does without them: NVIDIA/Megatron-LM core r0.16,
+Source of the names and of their defaults: NVIDIA/Megatron-LM core r0.16,
 megatron/training/arguments.py. NeMo 2 and Megatron Bridge dump the fields of the same classes, with underscores.
 """
 

@@ -1,6 +1,6 @@
-"""The model of Megatron-LM's arguments.
+"""Reads the model from the arguments of Megatron-LM.
 
-Source of what Megatron-LM does without an argument: NVIDIA/Megatron-LM core r0.16, megatron/training/arguments.py.
+Source of the defaults: NVIDIA/Megatron-LM core r0.16, megatron/training/arguments.py.
 """
 
 from __future__ import annotations

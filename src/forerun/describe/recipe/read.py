@@ -1,4 +1,4 @@
-"""Reads a recipe: finds out which tool's file it is, and hands it to the reader of that tool."""
+"""Reads a recipe: detects the tool of the file, and calls the reader for that tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipe: what a file of a training tool says of the plan and of the model, in Forerun's words."""
+"""Recipe: the plan and the model in a training tool's file, in Forerun's terms."""
 
 from __future__ import annotations
 

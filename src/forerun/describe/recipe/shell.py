@@ -1,6 +1,6 @@
-"""Reads what a shell script sets, as text: variables and arrays are expanded, and nothing is ever run.
+"""Reads the settings of a shell script as text: it expands variables and arrays, and never runs anything.
 
-What only a shell can know (the output of a command, an argument of the script) stays as it is written, with its `$`.
+Values that only a shell knows (the output of a command, an argument of the script) keep their text with the `$`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads the job configurations of torchtitan 0.1 and 0.2, which are TOML files.
 
-Source of the keys and of what torchtitan does without them: torchtitan 0.1.0 and 0.2.2, config/job_config.py.
+Source of the keys and of their defaults: torchtitan 0.1.0 and 0.2.2, config/job_config.py.
 """
 
 from __future__ import annotations

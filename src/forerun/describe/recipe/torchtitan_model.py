@@ -1,4 +1,4 @@
-"""The model of a torchtitan configuration: a flavor that torchtitan names, or the literals of a module beside it."""
+"""Reads the model of a torchtitan configuration: one of torchtitan's flavors, or the literals of a module beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Knows what each tool calls the fields of a plan and a model; launch files and recipes are translated with it."""
+"""The names of each tool for the fields of a plan and a model. Launch files and recipes use this table."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Training frameworks; one file holds all that Forerun knows of each."""
+"""Training frameworks. One file has everything that Forerun knows of each."""

@@ -1,7 +1,7 @@
 """Stack: the behaviour of a training framework: its kernels, its overlap, and its values for a plan's open fields.
 
-A stack is one YAML file in `frameworks/`, or a user's own. The framework's code decides which kernels are fused and
-what waits for what. A few rates are fitted; `fitted` says on which rows.
+A stack is one YAML file in `frameworks/`, or a user's own. The framework's code determines which kernels are fused and
+which operations wait for others. A few rates are fitted; `fitted` names the rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Corrects the rates of a cluster by a user's own measured steps, in a Bayesian update.
 
 A measured step moves each rate on which its time depends, in proportion to the rate's uncertainty. A plan with other
-shares of computation and communication therefore gets another correction. The corrected rates are part of the Cluster,
-so that predictions and the bounds of a search use them alike.
+shares of computation and communication therefore gets a different correction. The corrected rates are part of the
+Cluster, so that predictions and the bounds of a search use them alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Predicts published rows as a user with one measured step does: that step is the anchor of the others."""
+"""Predicts published rows as if one of their steps had been measured: that step is the anchor of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the most probable log-normal constants by Gauss-Newton with priors; stray rows lose weight. Deterministic."""
+"""Finds the most probable log-normal constants by Gauss-Newton with priors. Outliers lose weight. Deterministic."""
 
 from __future__ import annotations
 

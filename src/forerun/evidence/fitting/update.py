@@ -1,4 +1,4 @@
-"""Updates rates by measured steps, and finds the step whose measurement tells most about the others."""
+"""Updates rates by measured steps, and finds the most informative step to measure."""
 
 from __future__ import annotations
 

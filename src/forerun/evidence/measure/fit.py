@@ -2,7 +2,7 @@
 
 Every function takes columns (a pandas DataFrame, or a mapping of names to arrays) and returns the entry of a profile
 (core/cost/profile.py). A fit minimises a soft-L1 of log(predicted / measured) over the logarithms of positive
-constants, so that stray measurements have little weight. It needs scipy.
+constants, so that outliers have little weight. It needs scipy.
 """
 
 from __future__ import annotations

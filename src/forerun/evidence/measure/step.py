@@ -1,4 +1,4 @@
-"""A step of a script as measured on a GPU, beside its prediction: memory before the step, peak, time, MFU."""
+"""Compares a script's step, as measured on a GPU, with its prediction: memory before the step, peak, time, MFU."""
 
 from __future__ import annotations
 

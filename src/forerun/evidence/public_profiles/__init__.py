@@ -1,1 +1,1 @@
-"""Public profiles: how well their steps replay, and what one machine's profile says of a step on another machine."""
+"""Public profiles: how well their steps replay, and how well they predict the same step on another machine."""

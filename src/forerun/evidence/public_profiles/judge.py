@@ -1,4 +1,4 @@
-"""How well profiled steps replay, and how far an extrapolation to another machine is from the step measured there."""
+"""Evaluates the replay of profiled steps, and the error of extrapolations to another machine with a measured step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes the files of one commit out of a clone, without touching the clone."""
+"""Copies the files of one commit from a clone, without changing the clone."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The console command: one file a subcommand, no logic."""
+"""The console command: one file for each subcommand, without logic of its own."""

@@ -1,4 +1,4 @@
-"""`--no-code`: whether Python code runs that an experiment file names."""
+"""`--no-code`: refuses experiment files that name Python code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forerun diff`: what a change of a program does to its step."""
+"""`forerun diff`: the effect of a program's change on its step."""
 
 from __future__ import annotations
 

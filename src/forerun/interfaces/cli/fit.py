@@ -1,4 +1,4 @@
-"""`forerun fit`: the constants that only whole training steps tell, refitted to published ones."""
+"""`forerun fit`: fits the constants that only whole training steps determine to published steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that say what the training loop does beside its steps."""
+"""Options for the work of the training loop besides its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forerun measure`: kernels and collectives of the machine at hand."""
+"""`forerun measure`: measures the kernels and collectives of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forerun measure step`: a script's step on the GPU at hand beside its prediction, or the prediction alone."""
+"""`forerun measure step`: a script's step on this machine's GPU beside its prediction, or the prediction alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question that a recipe asks of a search: its model, GPUs and batch, with all that a search does not choose."""
+"""The question of a search from a recipe: its model, GPUs and batch, and every field that a search does not choose."""
 
 from __future__ import annotations
 

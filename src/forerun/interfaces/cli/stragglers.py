@@ -1,4 +1,4 @@
-"""`forerun stragglers`: what slow workers cost a real job, from a trace of its operations."""
+"""`forerun stragglers`: the cost of slow ranks in a real job, from a trace of its operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forerun validate --traced`: the options, and the run over rows whose program is public."""
+"""`forerun validate --traced`: its options, and the evaluation of rows whose program is public."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that say who does the work of a command that simulates many things."""
+"""The options for where a command runs its many simulations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts what surrounds a step into words: periodic work of the training loop, and memory before the first step."""
+"""Prints the periodic work of the training loop, and the memory before the first step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A profiled step beside its prediction: console tables, a record for JSON, a page, and the files that correct it."""
+"""Shows a profiled step beside its prediction: console tables, a record for JSON, a page, and correction files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what compressed gradients do to a step, in words and as plain data."""
+"""Shows the effect of gradient compression on a step, in words and as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what this installation has and lacks: versions, extras, compiled functions, caches and room on the disk."""
+"""Finds what this installation has and lacks: versions, extras, compiled functions, caches and disk space."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The files of a run or a study: configuration, results, tables, pictures and the page; all of them or none.
 
-Files are written into a folder of their own first and take their places only when all are there, so that a full disk
-leaves earlier results as they were. The same result gives the same files.
+Files are first written to a temporary folder and moved only when all of them are complete, so a full disk leaves
+earlier results unchanged. The same result gives the same files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Explorations of design spaces as text and as plain data, with the reasons of what was found as sentences.
+"""Explorations of design spaces as text and as plain data, with sentences that explain the results.
 
-Every figure in a sentence is one of the two points that are compared.
+Every figure in a sentence comes from one of the two compared points.
 """
 
 from __future__ import annotations

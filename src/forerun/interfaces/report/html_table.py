@@ -1,4 +1,4 @@
-"""A table in HTML, whose headings say what they head. Pages and notebooks share it."""
+"""An HTML table with the scope of each heading. Pages and notebooks share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One model, part by part: what each layer holds, computes and keeps for its backward pass."""
+"""One model, part by part: the parameters, the FLOPs and the saved activations of each layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what a step takes on average where replicas agree in outer steps, in words and as plain data."""
+"""Shows the mean step of replicas that synchronise in outer steps, in words and as plain data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A page: one HTML file that holds everything it shows, opens offline and asks nobody for anything.
+"""A page: one HTML file with everything that it shows. It opens offline and sends no requests.
 
 Pages are lists of typed parts. All text is escaped here. Plots are figures as plain data in the schema of plotly.js,
-drawn by chart.js, which is inside the page. A policy in the page (Content-Security-Policy) forbids every request, and
-every script but the two that are in it, which it knows by their hashes. The same parts give the same bytes.
+drawn by chart.js, which is inside the page. A Content-Security-Policy in the page forbids every request, and every
+script except its own two, which it allows by their hashes. The same parts give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sections that pages share: figures of a prediction, where time and memory go, what reproduces it."""
+"""Sections that pages share: figures of a prediction, where time and memory go, and how to reproduce it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows what a profile holds and what its analysis says: console tables, records for JSON, files of CSV."""
+"""Shows the contents and the analysis of a profile: console tables, records for JSON, CSV files."""
 
 from __future__ import annotations
 

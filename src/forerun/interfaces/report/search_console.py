@@ -1,4 +1,4 @@
-"""Searches as text: the best plans, how times spread, what was left out and why; a range of searches; one plan's fate.
+"""Searches as text: the best plans, the distribution of times, the plans left out and why, and ranges of searches.
 
 Readable at 80 columns and without colour.
 """

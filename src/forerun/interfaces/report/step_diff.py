@@ -1,4 +1,4 @@
-"""Shows what a change of a program does to its step, as console tables and as a record for JSON."""
+"""Shows the effect of a program's change on its step, as console tables and as a record for JSON."""
 
 from __future__ import annotations
 

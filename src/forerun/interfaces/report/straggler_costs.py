@@ -1,4 +1,4 @@
-"""Shows what stragglers cost a job in tables, plain data and a page; the console and the page print the same rows."""
+"""Shows the cost of stragglers in a job as tables, plain data and a page. Console and page have the same rows."""
 
 from __future__ import annotations
 

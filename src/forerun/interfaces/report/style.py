@@ -1,4 +1,4 @@
-"""The colours and hatches of every plot, for colour-blind people and for grey print.
+"""The colours and hatches of every plot, readable for colour-blind people and in greyscale print.
 
 The colours are those of Okabe and Ito, "Color Universal Design" (2008), https://jfly.uni-koeln.de/color/.
 """

@@ -1,4 +1,5 @@
-"""The page of a range of searches: the best of each, what more GPUs bring and cost, and the best of all in detail."""
+"""The page of a range of searches: the best plan of each, the gain and cost of more GPUs, and the best of all in
+detail."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Calls that are made again and again while a command runs, by one timer of the process.
+"""Periodic calls while a command runs, from one timer of the process.
 
-A timer makes them, not a thread, because commands fork. While compiled code runs for long no call is made.
+A timer makes the calls and not a thread, because commands fork. There is no call while compiled code runs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Topologies: which devices and links a network has, and which way a message takes. One small class a file."""
+"""Topologies: the devices and links of a network, and the routes of messages. Each file has one small class."""

@@ -1,8 +1,8 @@
 """The base of all topologies: devices, directed links, and the next device on the way to each NPU.
 
-A topology says its sizes and options as fields, its links, and `next_device`. Routes, hop counts and the tables that
-simulations read follow from those, and so do the checks that a route goes over links that exist and arrives.
-Routing is by destination: which way a message takes from a device depends on that device and the NPU it goes to.
+A topology defines its sizes and options as fields, its links, and `next_device`. From these follow the routes, the hop
+counts, the tables for simulations, and the checks that every route uses existing links and arrives. Routing is by
+destination: the next hop depends only on the present device and the destination NPU.
 """
 
 from __future__ import annotations

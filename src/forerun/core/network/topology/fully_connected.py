@@ -1,4 +1,4 @@
-"""A link between every two NPUs."""
+"""Full meshes: a link between every two NPUs."""
 
 from __future__ import annotations
 

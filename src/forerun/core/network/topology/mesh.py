@@ -1,4 +1,4 @@
-"""A rectangle of NPUs without wrap-around."""
+"""Meshes: grids of NPUs without wrap-around links."""
 
 from __future__ import annotations
 

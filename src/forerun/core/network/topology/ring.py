@@ -1,4 +1,4 @@
-"""Neighbours in a circle."""
+"""Rings: links between neighbours in a circle."""
 
 from __future__ import annotations
 

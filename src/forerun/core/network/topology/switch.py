@@ -1,4 +1,4 @@
-"""One switch that all NPUs hang on."""
+"""One switch that connects all NPUs."""
 
 from __future__ import annotations
 

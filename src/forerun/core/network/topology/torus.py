@@ -1,4 +1,4 @@
-"""Grids of NPUs that wrap around."""
+"""Tori: grids of NPUs with wrap-around links."""
 
 from __future__ import annotations
 

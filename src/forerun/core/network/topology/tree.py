@@ -1,4 +1,4 @@
-"""Trees: one way from anywhere to anywhere."""
+"""Trees of switches: exactly one route between any two NPUs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A plan as the configuration files of the tool that is to run it; one module a tool."""
+"""Writes a plan as the configuration files of a training tool; one module for each tool."""

@@ -1,4 +1,4 @@
-"""Finds the torchtitan model family of an architecture, and its dimensions in that family's words."""
+"""Finds the torchtitan model family of an architecture, and its dimensions under that family's names."""
 
 from __future__ import annotations
 

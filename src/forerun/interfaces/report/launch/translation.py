@@ -1,4 +1,4 @@
-"""Turns a plan into the files of one tool: every field of the plan has an outcome, so that none is lost silently."""
+"""Translates a plan into the files of one tool: every field of the plan has an outcome, so none is lost silently."""
 
 from __future__ import annotations
 
