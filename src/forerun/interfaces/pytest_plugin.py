@@ -1,4 +1,4 @@
-"""Tests of a training script's step, on a machine without a GPU: a fixture for pytest.
+"""A pytest fixture to test the step of a training script on a machine without a GPU.
 
 In `conftest.py`: `pytest_plugins = ["forerun.interfaces.pytest_plugin"]`. In a test:
 
@@ -84,7 +84,8 @@ class TrainingStep:
         assert growth <= share(by, "by"), _words(found, f"{growth:+.2%} in memory, {by} allowed")
 
     def compared_to(self, reference: str | Path) -> StepDiff:
-        """Returns what differs from `reference`. Raises ForerunError where it is no saved Program and no revision."""
+        """Returns the differences from `reference`. Raises ForerunError if it is neither a saved Program nor a
+        revision."""
         path = Path(reference)
         program = read_program(path) if path.is_file() else self._at_revision(str(reference))
         return diff_steps(replace(self, program=program).simulation, self.simulation)
@@ -119,7 +120,7 @@ def training_step() -> Callable[..., TrainingStep]:
 
 
 def step_tracer() -> Callable[..., TrainingStep]:
-    """Returns a function that traces a script, and remembers what it traced."""
+    """Returns a function that traces a script and caches the results."""
     known: dict[tuple[str, str], TrainingStep] = {}
 
     def traced(script: str | Path, *arguments: str, world_size: int = 1, cluster: str) -> TrainingStep:

@@ -1,4 +1,4 @@
-"""First files: four answers become a YAML file, and the command that takes it."""
+"""First files: makes a YAML file from four answers, and names the command that reads it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Writers of Programs: a model and its plan, or a PyTorch program that is traced."""
+"""Sources of Programs: a model with a plan, a traced PyTorch program, or a profile."""

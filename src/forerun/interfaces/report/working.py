@@ -1,4 +1,4 @@
-"""One line on a terminal that says how long a command has been at work, where it shows no progress of its own."""
+"""One line on a terminal with the running time of a command that shows no progress of its own."""
 
 from __future__ import annotations
 

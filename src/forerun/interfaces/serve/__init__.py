@@ -1,1 +1,2 @@
-"""A planner in the browser, on the user's own machine: pages ask a small server, which asks what the commands ask."""
+"""The planner in the browser: pages send questions to a small server on the user's machine, which computes the answers
+of the commands."""

@@ -1,7 +1,7 @@
 """Files that a user drops on the page: a program, a profile, traces, an experiment, a run, jobs of a cluster.
 
-The bytes go into a folder of the server, and the readers of the command line read them there. Nothing else is opened
-meanwhile (`sealed`), and a file that names Python code is refused.
+The server writes the bytes to its own folder, where the readers of the command line read them. Meanwhile it opens no
+other file (`sealed`), and it refuses a file that names Python code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chakra traces that a user drops: what they hold, and with a system and a network also how a replay runs."""
+"""Chakra traces that a user drops: their contents and, with a system and a network, their replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes what the page offers to download of a question: the same files that the commands write."""
+"""Writes the downloads of the page, which are the same files that the commands write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guard: lets only the page of this server in, and tells the browser what the page may do.
+"""Guard: accepts only requests from this server's page, and sends the page's Content-Security-Policy.
 
 A server on localhost can be reached by every page that the user opens. So the guard checks three things. The Host
 header must name this server, because a page of another name may resolve to 127.0.0.1 (DNS rebinding). A request that a

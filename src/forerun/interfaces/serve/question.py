@@ -1,4 +1,4 @@
-"""Question: what the page asks, checked; and what a search takes of it."""
+"""Question: the checked request of the page, and the arguments of its search."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""sealed: while a dropped file is read, nothing but the package, its libraries and the server's own folder is opened.
+"""sealed: while the server reads a dropped file, it opens only the package, its libraries and the server's own folder.
 
 A file that a user drops on the page may name other files: a trace, a network, Python code. On the command line Forerun
-opens them. The server must not, because what is dropped may come from anywhere. Python tells an audit hook of every
+opens them. The server must not, because a dropped file may come from anywhere. Python tells an audit hook of every
 file that it opens, whatever code opens it.
 """
 

@@ -1,4 +1,4 @@
-"""Searching: what the search process does of a question, told step by step.
+"""Searching: the work of the search process for a question, reported step by step.
 
 The page gets events: the size of the space, first plans, proved places, then the front and the choices. The server gets
 each answer as an object (`Answered`), and keeps it.

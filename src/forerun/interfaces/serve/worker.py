@@ -1,8 +1,8 @@
-"""Worker: searches in a process of its own, which can be ended within any work.
+"""Worker: runs searches in a separate process, which can be ended at any time.
 
-Jobs wait in a queue, so that two pages don't disturb each other. A newer job of the same page and kind takes the place
-of the older one. A job that is to end is asked first, and its process is ended where it doesn't answer soon; another
-process takes over. The process stays from job to job, so that it keeps what it has built.
+Jobs wait in a queue, so that two pages don't disturb each other. A newer job of the same page and kind replaces the
+older one. To stop a job, the worker first asks its process; if there is no answer soon, it kills the process and starts
+another one. Otherwise the process stays from job to job and keeps what it has built.
 """
 
 from __future__ import annotations

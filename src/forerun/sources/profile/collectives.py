@@ -1,4 +1,4 @@
-"""The collectives of a step: what they move among which ranks, as far as the file says."""
+"""The collectives of a step: their bytes and their ranks, as far as the file states them."""
 
 from __future__ import annotations
 

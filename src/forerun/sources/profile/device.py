@@ -1,4 +1,4 @@
-"""Finds the device of Forerun's that a profile was recorded on."""
+"""Finds Forerun's device for the GPU of a profile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph breaks of a step: where Python goes on after code that torch.compile could not take into a graph.
+"""Graph breaks of a step: the places where Python continues after code that torch.compile could not capture.
 
 Dynamo runs the rest of a broken function as a function of its own, `torch_dynamo_resume_in_FUNCTION_at_LINE`. Profiles
 with stacks (`with_stack=True`) show each call of it.

@@ -1,4 +1,5 @@
-"""The op of every kernel: a product or attention where the operator's sizes say so, else work that moves bytes."""
+"""The op of every kernel: a matrix product or attention if the operator's sizes show it, otherwise memory-bound
+work."""
 
 from __future__ import annotations
 

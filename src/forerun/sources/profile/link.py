@@ -1,7 +1,7 @@
 """Links a profile with PyTorch's execution trace of the same run: operators get the shapes that only the trace has.
 
 An operator of both has the same `Record function id`. Older profiles have none; there the operators of a thread of the
-trace are found as a whole in a thread of the profile, by their names in order. What a profile says itself stays.
+trace are found as a whole in a thread of the profile, by their names in order. The profile's own data take precedence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectives that several profiled ranks do together: which of them meet, and how long the transfer itself takes."""
+"""Matches the collectives of several profiled ranks, and finds the time of the transfer itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PyTorch's memory snapshots (`torch.cuda.memory._dump_snapshot`), read without executing anything.
 
-A snapshot has the segments of the caching allocator at its end, and the events before. What was allocated before the
-first event and is still there stands in the segments; what was freed since stands in the events that free it.
+A snapshot has the segments of the caching allocator at its end, and the events before. Memory that was allocated before
+the first event and still exists is in the segments. Memory that was freed since is in the events that free it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Finds what every kernel of a step waited for (its launch, its stream, other streams' events), and what the host did.
+"""Finds the dependencies of every kernel of a step (its launch, its stream, other streams' events), and the host's
+work.
 
-What the file does not say is inferred from times, and only where the measured times allow it: nothing waits for what
-ended after it started. What is left between the last of these and the start of a kernel is its delay.
+Dependencies that the file does not state are inferred from times, if the measured times allow them: no kernel waits for
+work that ended after it started. The remaining time between the last dependency and the start of a kernel is its delay.
 """
 
 from __future__ import annotations

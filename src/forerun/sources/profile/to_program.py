@@ -1,10 +1,11 @@
-"""Makes a Program of one profiled step of each rank: its work with the times that it took, in its order and waits.
+"""Makes a Program from one profiled step of each rank, with the measured times, the order and the waits of its work.
 
 A node runs for as long as its kernel did. The host's own time, and the delay between what a kernel waited for and its
 start, are nodes of fixed time. So the Program, run unchanged, starts and ends every kernel when the profile does.
 
-Its time begins when the step before is done. What the device did for the step until then runs beside the rest, and
-nothing waits for it; what the host did until then stands at the end, so that neither needs less time than it did.
+Its time begins when the previous step has ended. Work of the device for this step before that moment runs beside the
+rest, and nothing waits for it. Work of the host before that moment is placed at the end, so that neither needs less
+time than it did.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Model x plan -> Program."""
+"""The symbolic source: builds the Program of a model under a plan, without PyTorch."""

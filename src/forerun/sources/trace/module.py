@@ -1,4 +1,4 @@
-"""trace_module: traces a model under PyTorch's own parallelism, as a plan says."""
+"""trace_module: traces a model to which PyTorch's own parallelism is applied as a plan says."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def trace_module(  # noqa: PLR0913 - a public function whose keyword arguments u
     fold: bool = True,
     limits: Limits | None = None,
 ) -> Program:
-    """Returns the Program of one optimizer step of a model that PyTorch's own parallelism spreads as `plan` says.
+    """Returns the Program of one optimizer step of a model, with PyTorch's own parallelism as `plan` says.
 
-    Everything happens in forked processes on the CPU, with tensors that have no data: it needs no GPU and leaves the
-    caller's torch untouched. The order is torchtitan's: tensor parallelism, activation checkpointing, compilation of
-    each layer, then FSDP2, HSDP or DDP.
+    The model runs in forked processes on the CPU, with tensors that have no data. This needs no GPU and does not change
+    the caller's torch. The order is torchtitan's: tensor parallelism, activation checkpointing, compilation of each
+    layer, then FSDP2, HSDP or DDP.
 
-    `model_factory()` makes the model; it is called on the meta device. `example_inputs` are the inputs of one micro
+    `model_factory()` creates the model; it is called on the meta device. `example_inputs` are the inputs of one micro
     batch of one rank, with the whole sequence: a tensor, a tuple, a mapping of keywords, or a function that makes them.
     `loss(output, target)` is by default the model's own loss, else the cross entropy of its logits.
     `optimizer(parameters)` is by default the plan's. `tp_plan` maps patterns of module names to PyTorch's

@@ -1,13 +1,14 @@
-"""Rules for kernels that torch does not know: what they make, and what they cost. Programs write `forerun.kernels`.
+"""Describes custom kernels that torch does not know: their results and their cost. Users import it as
+`forerun.kernels`.
 
-A traced program runs on a device without kernels, so somebody has to say what a kernel of its own does. A file for
-`forerun trace --kernels FILE.py`, or a package with an entry point in the group `forerun.kernels`, does so with the
-four decorators below. Each is put on a *shape rule*, which gets the arguments of a call and returns its results:
+A traced program runs on a device without kernels, so a custom kernel needs a description. A file for `forerun trace
+--kernels FILE.py`, or a package with an entry point in the group `forerun.kernels`, describes kernels with the four
+decorators below. Each decorates a *shape rule*, a function that gets the arguments of a call and returns its results:
 tensors whose data does not matter. The rule that the decorator returns has a decorator `cost` for the *cost rule*,
-which gets the same arguments and returns a `Cost`. Without a cost rule a kernel costs the bytes of its arguments and
-results.
+which gets the same arguments and returns a `Cost`. Without a cost rule, the time of a kernel follows from the bytes of
+its arguments and results.
 
-This module imports neither torch nor anything that needs it.
+This module imports neither torch nor anything that needs torch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OPERATOR, TRITON, CUDA, EXTENSION = "operator", "triton", "cuda", "extension"
 
 @dataclass(frozen=True)
 class Cost:
-    """Holds what one call costs. Bytes that are None are those of the tensors that the call reads or writes."""
+    """The cost of one call. Bytes that are None are those of the tensors that the call reads or writes."""
 
     flops: float = 0.0
     unit: str = ""
@@ -37,11 +38,11 @@ class Cost:
     bytes_read: float | None = None
     bytes_written: float | None = None
     time_us: float | None = None
-    """A measured time, which holds on the device that it was measured on and replaces what the rest would cost."""
+    """A measured time. It applies to the device that it was measured on, and replaces the cost of the other fields."""
     launches: int = 1
-    """The kernels that the call launches."""
+    """The number of kernels that the call launches."""
     workspace_bytes: int = 0
-    """Memory that the call allocates and frees itself."""
+    """Memory in bytes that the call allocates and frees itself."""
 
     def __post_init__(self) -> None:
         amounts = (self.flops, self.bytes_read or 0, self.bytes_written or 0, self.time_us or 0, self.workspace_bytes)
@@ -51,13 +52,13 @@ class Cost:
 
 @dataclass
 class Rule:
-    """Holds what is known of one kernel."""
+    """The description of one kernel."""
 
     kind: str
     name: str
     shape: Callable[..., Any] | None = None
     writes: tuple[str, ...] | None = None
-    """The parameters that the kernel writes to; None where its source tells."""
+    """The parameters that the kernel writes to; None if its source shows them."""
     schema: str = ""
     of_cost: Callable[..., Cost] | None = None
     used: bool = False
@@ -69,7 +70,7 @@ class Rule:
         return self
 
     def cost(self, function: Callable[..., Cost]) -> Callable[..., Cost]:
-        """Takes `function` as the cost rule."""
+        """Decorator that makes `function` the cost rule."""
         self.of_cost = function
         return function
 
@@ -78,7 +79,7 @@ _rules: dict[tuple[str, str], Rule] = {}
 
 
 def rule_of(kind: str, name: str) -> Rule | None:
-    """Returns the rule of a kernel, None where nobody described it."""
+    """Returns the rule of a kernel; None if the kernel has no description."""
     return _rules.get((kind, name))
 
 
@@ -95,8 +96,8 @@ def _add(rule: Rule) -> Rule:
 def operator(name: str, schema: str = "") -> Rule:
     """Describes an operator of `torch.library`, such as `mylib::scan`.
 
-    Its shape rule is what `torch.library.register_fake` takes. `schema`, such as `(Tensor x) -> Tensor`, defines the
-    operator where the library that would define it can't be loaded without a GPU.
+    Its shape rule is a function for `torch.library.register_fake`. `schema`, such as `(Tensor x) -> Tensor`, defines
+    the operator if the library that defines it can't be loaded without a GPU.
 
     Raises:
         ForerunError: the name has no namespace.
@@ -109,7 +110,8 @@ def operator(name: str, schema: str = "") -> Rule:
 def triton(name: str, writes: Sequence[str] | None = None) -> Rule:
     """Describes a Triton kernel by the name of its function. Its rules get the arguments that they name as parameters.
 
-    It has no shape rule, as it writes to its arguments: those that `writes` names, or those that its source stores to.
+    It has no shape rule, because it writes to its arguments: to those in `writes`, or to those that its source stores
+    to.
     """
     return _add(Rule(TRITON, name, writes=None if writes is None else tuple(writes)))
 
@@ -117,7 +119,7 @@ def triton(name: str, writes: Sequence[str] | None = None) -> Rule:
 def cuda(name: str, writes: Sequence[str] | None = None) -> Rule:
     """Describes a CUDA kernel that the program compiles itself (NVRTC), by the name of its function.
 
-    It writes to the parameters that `writes` names, or to those that are pointers without `const`.
+    It writes to the parameters in `writes`, or to those that are pointers without `const`.
     """
     return _add(Rule(CUDA, name, writes=None if writes is None else tuple(writes)))
 
@@ -125,7 +127,8 @@ def cuda(name: str, writes: Sequence[str] | None = None) -> Rule:
 def extension(name: str, writes: Sequence[str] = ()) -> Rule:
     """Describes a function of a compiled module (pybind11, `torch.utils.cpp_extension`), such as `mylib_cuda.forward`.
 
-    The module is made of what is described of it. `writes` names the parameters that the function changes.
+    The traced program gets a module with the described functions. `writes` names the parameters that the function
+    changes.
 
     Raises:
         ForerunError: the name has no module.
