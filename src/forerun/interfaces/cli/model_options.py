@@ -1,4 +1,4 @@
-"""Options of commands that change the model: further tokens to predict, images or sounds of a sample."""
+"""Options that change the model: modules for multi-token prediction, images or sounds of a sequence."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ MtpModules = Annotated[
         metavar="N",
         min=0,
         max=16,
-        help="Modules for multi-token prediction to train with the model, each a layer and a further use of the head"
-        " (default: none, unless a YAML file or a recipe has some).",
+        help=(
+            "Number of multi-token prediction modules to train with the model. Each has a layer and uses the"
+            " head once more (default: none, unless a YAML file or a recipe has some)."
+        ),
     ),
 ]
 Images = Annotated[
@@ -30,8 +32,11 @@ Images = Annotated[
         metavar="N",
         min=0,
         max=4096,
-        help="Images (or sounds) in each sequence of a model with a tower for them; their tokens count to --seq-len."
-        " Without images the language model trains alone, without its tower (default: 0).",
+        help=(
+            "Number of images (or sounds) in each sequence, for a model with a tower for them. Their tokens"
+            " count as part of --seq-len. Without images only the language model is trained, without its"
+            " tower (default: 0)."
+        ),
     ),
 ]
 EncoderSeqLen = Annotated[
@@ -41,12 +46,14 @@ EncoderSeqLen = Annotated[
         metavar="N",
         min=1,
         max=10_000_000,
-        help="Tokens that an encoder reads of each input: of a source text, patches of an image, frames of a sound"
-        " (default: as many as the model's file says).",
+        help=(
+            "Number of tokens of each input of an encoder: tokens of a source text, patches of an image,"
+            " frames of a sound (default: that of the model's file)."
+        ),
     ),
 ]
 FreezeEncoder = Annotated[
-    bool, typer.Option("--freeze-encoder", help="Train neither the tower nor the encoder, only what stands behind it.")
+    bool, typer.Option("--freeze-encoder", help="Freeze the tower or the encoder, and train only the layers behind it.")
 ]
 Model = TypeVar("Model", bound=ModelSpec | LayeredModel)
 
