@@ -105,7 +105,7 @@ def test_what_stragglers_cost_on_a_page():
     _, table = studies._blame(disturbed())
     assert table.rows == (("1,700", "3", "75.0%"), ("5", "1", "25.0%"))
     assert table.caption == "The 2 most frequent of 2 ranks"
-    assert studies._blame(disturbed(blame=()))[1].text.startswith("Nobody: ")
+    assert studies._blame(disturbed(blame=()))[1].text.startswith("No rank: ")
     many = studies._blame(disturbed(blame=tuple((n, 1) for n in range(1000))))[1]
     assert (len(many.rows), many.caption) == (
         studies._BLAMED, f"The {studies._BLAMED} most frequent of 1,000 ranks",
@@ -228,7 +228,7 @@ def test_advice_on_a_page():
     heading, how, table = runs._advice([each], "image")
     assert (heading.text, how.kind) == ("What would help", "note")
     assert table.rows == (("larger batch", "time", "+25.0%", "100 to 125", "60.0 to 70.2", "convergence"),)
-    assert runs._advice([], "image")[1].text.startswith("No change that was simulated")
+    assert runs._advice([], "image")[1].text.startswith("None of the simulated changes")
 
 
 def test_many_iterations_are_averaged():
