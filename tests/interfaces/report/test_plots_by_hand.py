@@ -193,7 +193,7 @@ def test_the_figures_of_a_step_on_a_page():
     assert "waiting for other stages" in [name for name, _, _ in sections.figures(predicted(plan=None)).entries]
     warned = sections.warnings(predicted(fits=False, warnings=("slow link",)))
     assert [(part.text[:22], part.kind) for part in warned] == [
-        ("This does not fit in m", "warning"), ("slow link", "warning"),
+        ("This plan does not fit ", "warning"), ("slow link", "warning"),
     ]  # fmt: skip
     assert sections.warnings(predicted()) == []
 
@@ -247,7 +247,7 @@ def test_memory_on_a_page(limit, far, monkeypatch):
     _, text, plot, table = sections.memory_sections(Hand(prediction=found, memory=[1, 2]))
     assert plot == "plot"
     assert text.text.startswith("Allocated memory of stage 0, which is the fullest. The peak stands at layer 3.")
-    assert text.text.endswith("is far above.") == far
+    assert text.text.endswith("lies far above the plot.") == far
     assert table.numeric == {1, 2, 3}
     assert [row[0] for row in table.rows[:2]] == [MEMORY_LOOKS[two].label, MEMORY_LOOKS[one].label]
     if limit == 80.0:
