@@ -72,7 +72,7 @@ def test_a_framework_of_which_nothing_is_published_has_the_widest_band() -> None
         wide, own = time_band(unknown, CLUSTER, n_gpus, 1, 0), time_band(KNOWN, CLUSTER, n_gpus, 1, 0)
         assert wide.low <= own.low <= own.high <= wide.high
     assert time_band(unknown, CLUSTER, few, 1, 0) == time_band(unknown, CLUSTER, many, 1, 0)
-    assert "no published step is of a trainer of one's own" in band_words(unknown, CLUSTER, 8, 1, 0)
+    assert "no published step uses a trainer of one's own" in band_words(unknown, CLUSTER, 8, 1, 0)
 
 
 def test_what_was_never_measured_together_is_said() -> None:
@@ -174,9 +174,9 @@ def test_explain_tells_what_is_calibrated_and_what_is_not() -> None:
     (inside,) = [line for line in lines if line.startswith("calibrated shapes: ")]
     for kind in ("matrix products", "attention", "memory-bound kernels", "collectives"):
         assert kind in inside
-    (outside,) = [line for line in lines if line.startswith("outside calibrated shapes")]
+    (outside,) = [line for line in lines if line.startswith("outside the calibrated shapes")]
     assert "ranks" in outside
-    assert any(line.startswith("step_time_low_s, step_time_high_s: residuals of ") for line in lines)
+    assert any(line.startswith("step_time_low_s, step_time_high_s: errors of ") for line in lines)
 
 
 @pytest.mark.parametrize("fields", [{}, {"dp_shard": 16}, {"pp": 2, "n_microbatches": 8, "zero_stage": 1}], ids=str)
@@ -252,14 +252,14 @@ def test_the_words_of_a_band_name_what_widens_it() -> None:
     known = residuals()
     plain = band_words(KNOWN, CLUSTER, 8, 1.0, 0.0)
     assert plain == (
-        f"residuals of {known.few.rows} published steps of {known.few.sources} sources, each left out of the fit, on "
+        f"errors of {known.few.rows} published steps of {known.few.sources} sources, each left out of the fit, on "
         f"up to {known.few_gpus} GPUs, 1.00 times as wide, for uncalibrated kernels and for communication"
     )
     unseen = replace(CLUSTER, device=replace(CLUSTER.device, architecture="unknown"), rates=KernelRates(memory=1.1))
     wider = band_words(NEW, unseen, 8, 0.0, 0.0)
     assert "narrowed by your measured steps" in wider
     assert f"{widening(0.0, 0.0):.2f} times as wide" in wider
-    assert f"no measurement tells the clock of {CLUSTER.device.name} under load" in wider
+    assert f"no measurement shows the clock of {CLUSTER.device.name} under load" in wider
 
 
 def test_a_traced_program_has_the_band_of_traced_programs() -> None:

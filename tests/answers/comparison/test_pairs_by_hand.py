@@ -245,10 +245,10 @@ def test_notes_say_what_a_reader_has_to_know() -> None:
     assert noted(notes=("a", "b", "a")) == ("a", "b")
     (ranks,) = noted(world=8)
     assert ranks.startswith("the profile has 8 ranks, but the prediction has 4; ")
-    assert noted(device="A100") == ("the profile has A100, but the prediction is for H100",)
+    assert noted(device="A100") == ("the profile was recorded on A100, but the prediction is for H100",)
     assert noted(device="") == ()
     (alone,) = noted(classes=1)
-    assert alone.startswith("the profile has one rank, so its collectives include waiting for other ranks")
+    assert alone.startswith("the profile has one rank, so its collectives include the wait for other ranks")
     assert noted(world=1, gpus=1, classes=1) == ()
 
 

@@ -390,7 +390,9 @@ def test_the_plans_of_a_search_are_ranked_by_time_to_train(tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     found = record["alternatives"]
     assert len(found) == 3
-    assert record["notes"][-1].startswith(("A plan with a slower step, of up to ", "No plan with a slower step trains"))
+    assert record["notes"][-1].startswith(
+        ("A plan with a slower step, of up to ", "No plan with a slower step finishes")
+    )
     assert [each["wall_s"]["p50"] for each in found] == sorted(each["wall_s"]["p50"] for each in found)
     assert (tmp_path / "goodput.png").read_bytes().startswith(b"\x89PNG")
 

@@ -127,7 +127,7 @@ def test_a_plan_of_which_the_states_alone_are_too_large_is_not_simulated():
     result = search(model, CLUSTER, 8, 4096, 8, fixed={"pp": 1}, predictor=made_up, workers=1, memory_limit_gib=40)
     assert result.best is None
     assert all(each.prediction is None for each in result.too_large)
-    assert all("needs at least" in each.reason and "40.0 available" in each.reason for each in result.too_large)
+    assert all("needs at least" in each.reason and "of 40.0 GiB" in each.reason for each in result.too_large)
 
 
 def test_a_plan_that_does_not_fit_is_not_run_and_needs_what_its_prediction_says():
@@ -146,7 +146,7 @@ def test_a_plan_that_does_not_fit_is_not_run_and_needs_what_its_prediction_says(
         assert 0 < outcome.least_s()[row] <= predicted.step_time_s
         shown = rows[needed.plan]
         assert (shown.prediction, shown.needs_gib) == (None, predicted.peak_reserved_gib)
-        assert shown.reason.startswith(f"needs {predicted.peak_reserved_gib:.1f} GiB")
+        assert shown.reason.startswith(f"needs {predicted.peak_reserved_gib:.1f} of 2.6 GiB")
     assert not search(TINY, CLUSTER, 8, 512, 256, fixed=fixed, workers=1, objective="memory").outcome.least_s()
     large = [row for row in result.to_rows() if row["status"] == "out_of_memory" and row["peak_reserved_gib"]]
     assert len(large) == len(outcome.unfit)

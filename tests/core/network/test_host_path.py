@@ -82,8 +82,8 @@ def test_groups_of_one_gpu_a_node_do_not_go_that_way(kind):
 def test_a_way_is_told_of_where_any_group_has_two_gpus_of_a_node():
     assert len(host_path_warnings([group(8, 1), group(4, 2)], STAGED, 64)) == 1
     (few,), (many,) = (host_path_warnings([group(1, 2)], STAGED, n_gpus) for n_gpus in (2, 64))
-    assert "what 2 of a node send goes through host memory" in few
-    assert "what 8 of a node send" in many
+    assert "messages between 2 of a node go through host memory" in few
+    assert "messages between 8 of a node" in many
     assert f"{host_path_bytes_per_s(STAGED, 8) / 1e9:.1f} GB/s for each GPU" in many
 
 

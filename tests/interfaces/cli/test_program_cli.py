@@ -127,7 +127,7 @@ def test_predict_with_measurements(forerun, programs, tmp_path):
     assert any(line.startswith("gemm") for line in record["missing"])
     assert any("extrapolated" in line for line in record["missing"] if line.startswith("all_gather"))
     words = forerun("predict", *ASK, *profiles).stdout
-    assert "Not in the measurements given" in words
+    assert "Not in your measurements" in words
     assert "more (--json lists them)" in words
     plan = ("llama-3.1-8b", *CLUSTER, "--gpus", 8, "--seq-len", 4096)
     assert record_of(forerun("predict", *plan, *profiles, "--json"))["missing"]

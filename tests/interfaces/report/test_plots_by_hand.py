@@ -193,7 +193,7 @@ def test_the_figures_of_a_step_on_a_page():
     assert "waiting for other stages" in [name for name, _, _ in sections.figures(predicted(plan=None)).entries]
     warned = sections.warnings(predicted(fits=False, warnings=("slow link",)))
     assert [(part.text[:22], part.kind) for part in warned] == [
-        ("This plan does not fit ", "warning"), ("slow link", "warning"),
+        ("This plan does not fit", "warning"), ("slow link", "warning"),
     ]  # fmt: skip
     assert sections.warnings(predicted()) == []
 
