@@ -134,6 +134,13 @@ def test_a_file_with_a_wrong_encoder_is_refused(key: str, value: object, words: 
     assert words in str(error.value)
 
 
+def test_layers_that_a_file_repeats_too_often_are_refused_at_once(tmp_path: Path) -> None:
+    mapping, path = spec_mapping(load_model("t5-large")), tmp_path / "t5.yaml"
+    path.write_text(yaml.safe_dump(mapping | {"layers": [{"times": 10**9, "sliding_window": 32}]}))
+    with pytest.raises(ForerunError, match="in layers, entry 0: times is 1,000,000,000; at most 1,024 layers are"):
+        load_spec_file(path)
+
+
 def test_sides_of_a_patch_are_whole_numbers() -> None:
     vision = {"model_type": "internvl_vision", "patch_size": [{"a": 14}, 14]}
     config = {"model_type": "internvl", "vision_config": vision, "text_config": {

@@ -25,7 +25,7 @@ from forerun.describe.model.fields import LARGEST, Fields, read_yaml
 from forerun.describe.model.parameters import parameter_count
 from forerun.describe.model.scan import ScanSpec
 from forerun.describe.model.shared_block import SharedBlockSpec
-from forerun.describe.model.spec import IndexerSpec, LayerChanges, MLASpec, ModelSpec, MoESpec
+from forerun.describe.model.spec import MOST_LAYERS, IndexerSpec, LayerChanges, MLASpec, ModelSpec, MoESpec
 from forerun.describe.model.streams import StreamsSpec
 
 _PUBLISHED = ("parameters", "parameters_billion")
@@ -156,7 +156,10 @@ def _layers(document: Fields) -> tuple[LayerChanges, ...]:
         section = Fields(entry, place)
         changed = [name for name in sorted(known) if section.present(name)]
         changes = tuple((name, _value(section, known[name], hints[name])) for name in changed)
-        layers += [changes] * section.integer("times", 1)
+        times = section.integer("times", 1)
+        if len(layers) + times > MOST_LAYERS:
+            raise section.error("times", f"is {times:,}; at most {MOST_LAYERS:,} layers are simulated")
+        layers += [changes] * times
         section.finish()
     return tuple(layers)
 
