@@ -179,7 +179,8 @@ def test_a_run_too_long_for_each_iteration_is_sampled_and_says_so() -> None:
     assert sampled.mean_s == pytest.approx(every.mean_s, rel=0.01)
     assert every.notes == ()
     assert sampled.notes == (
-        "one of every 8 different iterations is simulated, with the draws of seed 0, and represents the others",
+        "one of every 8 different iterations is simulated, with the random numbers of seed 0, and represents the"
+        " others",
     )
 
 

@@ -405,9 +405,9 @@ def test_slower_plans_are_left_out_where_their_steps_alone_take_too_long():
     best, near, far = (study_run(of_step[seconds], 4, workers=1, gains=False) for seconds in (10, 11, 12))
     longest_s = 4e6 * best.wall_s.p50 / best.tokens.p50
     assert 11 < longest_s < 12
-    words = f"A plan with a slower step, of up to {longest_s:.4g} s, may train sooner"
+    words = f"A plan with a slower step, of up to {longest_s:.4g} s, may finish sooner"
     assert about_slower_plans([best, near], best, 2).startswith(words)
-    assert about_slower_plans([best, near, far], best, 3).startswith("No plan with a slower step trains sooner")
+    assert about_slower_plans([best, near, far], best, 3).startswith("No plan with a slower step finishes sooner")
     assert about_slower_plans([best], best, 2) == "These are all plans that fit."
 
 

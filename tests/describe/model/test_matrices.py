@@ -3,9 +3,10 @@
 import pytest
 
 from forerun.describe.model.catalog import load_any, load_model, model_names
+from forerun.describe.model.inputs import with_inputs
 from forerun.describe.model.layers_by_hand import layers_from
 from forerun.describe.model.matrices import matrices
-from forerun.describe.model.parameters import parameter_count
+from forerun.describe.model.parameters import encoder_parameter_count, parameter_count
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -13,6 +14,16 @@ def test_what_is_no_matrix_is_norms_and_biases(name):
     spec = load_model(name)
     vectors = parameter_count(spec) - sum(count * n * m for (n, m), count in matrices(spec).items())
     assert 0 < vectors < 0.01 * parameter_count(spec)
+
+
+@pytest.mark.parametrize("name", ["llava-1.5-7b", "qwen2.5-vl-7b", "qwen3-vl-8b", "smolvlm-2.2b"])
+def test_a_tower_has_matrices_too_and_none_that_are_trained_once_it_is_frozen(name):
+    plain, images = load_model(name), with_inputs(load_model(name), 1)
+    tower = matrices(images) - matrices(plain)
+    vectors = encoder_parameter_count(images.encoder) - sum(count * n * m for (n, m), count in tower.items())
+    assert 0 < vectors < 0.01 * encoder_parameter_count(images.encoder)
+    projector = matrices(with_inputs(plain, 1, frozen=True)) - matrices(plain)
+    assert sum(projector.values()) == len(images.encoder.projector) * images.encoder.projectors
 
 
 def test_a_model_without_biases_has_norms_beside_its_matrices():

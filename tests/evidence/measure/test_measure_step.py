@@ -140,7 +140,7 @@ def test_without_a_gpu_the_prediction_stands_alone(measured):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert any(line.startswith("peak of a step") for line in lines)
-    assert lines[-1].startswith("No GPU is here")
+    assert lines[-1].startswith("This machine has no GPU")
     assert "measured" not in lines[2]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from forerun.describe.model.encoder import EncoderSpec
 from forerun.describe.model.layer_parameters import (
     adapter_products,
     attention_expert_products,
@@ -14,6 +15,7 @@ from forerun.describe.model.layer_parameters import (
     gated_norms,
     halves,
     indexer_products,
+    memory_width,
     projected_width,
     router_products,
 )
@@ -32,10 +34,26 @@ def matrices(model: ModelSpec | LayeredModel) -> Counter[Matrix]:
     """
     if isinstance(model, LayeredModel):
         return Counter(matrix for layer in model.layers for matrix in _of_layer(layer))
-    found = Counter(_outside_layers(model))
+    return Counter(_outside_layers(model)) + _in_layers(model) + (_of_encoder(model.runs) if model.runs else Counter())
+
+
+def _in_layers(model: ModelSpec) -> Counter[Matrix]:
+    found = Counter[Matrix]()
     for layer, count in layer_counts(model):
         found.update({matrix: n * count for matrix, n in Counter(_in_layer(layer)).items()})
     return found
+
+
+def _of_encoder(encoder: EncoderSpec[ModelSpec]) -> Counter[Matrix]:
+    """Returns the matrices of an encoder and its projectors that are trained."""
+    gates = encoder.projector[:1] * encoder.projector_gated
+    found = Counter((n, m) for m, n in [*gates, *encoder.projector] * encoder.projectors)
+    if encoder.frozen:
+        return found
+    stack = encoder.stack
+    found.update((n, m) for m, n in encoder.stem)
+    found.update([(stack.max_positions, stack.hidden)] if stack.position == "learned" else [])
+    return found + _in_layers(stack)
 
 
 def _of_layer(layer: Layer) -> list[Matrix]:
@@ -73,7 +91,11 @@ def _in_layer(spec: ModelSpec) -> list[Matrix]:
         once = _in_layer(dense_half(spec))
         experts = Counter(_in_layer(replace(spec, shortcut=False))) - Counter(_attention(spec))
         return [*once, *once, *experts.elements()]
-    found = _attention(spec) if spec.n_heads else []
+    found = _attention(spec) if spec.n_heads and spec.cross_attention != "instead" else []
+    if spec.cross_attention != "none":
+        keys_values = spec.n_kv_heads * (spec.head_dim + spec.value_dim)
+        found += [(spec.n_heads * spec.head_dim, spec.hidden), (keys_values, memory_width(spec))]
+        found += [(spec.hidden, spec.n_heads * spec.value_dim)]
     found += [(spec.n_heads, spec.hidden)] * spec.head_gate if spec.n_heads else []
     if spec.shared_block:
         found += [] if spec.shared_block.again else _in_layer(block_of(spec))
