@@ -1,1 +1,1 @@
-"""What users ask of Programs: predictions and their analysis, searches over plans, experiments, whole runs and jobs."""
+"""This wing answers what users ask of Programs: predictions, searches over plans, experiments, whole runs and jobs."""

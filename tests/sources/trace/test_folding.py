@@ -1,13 +1,9 @@
 """A compiled model of many equal blocks is traced from five of them, and its recording is the one of all blocks."""
 
-import json
-import os
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from warm_process import fork, wait
+from folded_steps import programs, steps_of
 
 pytest.importorskip("torch", reason="tracing needs torch")
 PROGRAM = Path(__file__).parent / "equal_blocks.py"
@@ -17,34 +13,18 @@ USUAL = ("gpt",)
 """The program of the slow tests; the others are of the long ones."""
 
 
-def programs(names):
-    return [pytest.param(n, marks=pytest.mark.slow if n in USUAL else pytest.mark.long) for n in names]
-
-
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory, request):
-    out = tmp_path_factory.mktemp("folding") / "steps.json"
-    asked = [item for item in request.session.items if item.path == request.path]
-    every = any(item.get_closest_marker("long") for item in asked)
-
-    def run():
-        os.chdir(out.parent)
-        sys.argv = [str(PROGRAM), str(out), *((*FOLDED, *WHOLE) if every else USUAL)]
-        runpy.run_path(str(PROGRAM), run_name="__main__")
-
-    with out.with_suffix(".txt").open("wb") as sink:
-        code = wait(fork(run, sink.fileno(), {}), 1200)
-    assert code == 0, out.with_suffix(".txt").read_text()[-4000:]
-    return json.loads(out.read_text(encoding="utf-8"))
+    return steps_of(PROGRAM, tmp_path_factory.mktemp("folding"), request, USUAL, (*FOLDED, *WHOLE))
 
 
-@pytest.mark.parametrize("name", programs(FOLDED))
+@pytest.mark.parametrize("name", programs(FOLDED, USUAL))
 def test_a_folded_model_has_the_recording_of_all_its_blocks(steps, name):
     assert steps[name]["graphs"] == 1, "forward and backward graph of all blocks come from those of five"
     assert steps[name]["different"] == {}
 
 
-@pytest.mark.parametrize("name", programs(WHOLE))
+@pytest.mark.parametrize("name", programs(WHOLE, USUAL))
 def test_blocks_that_are_not_equal_are_compiled_whole(steps, name):
     assert steps[name]["graphs"] == 0
     assert steps[name]["different"] == {}

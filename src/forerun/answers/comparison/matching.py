@@ -143,7 +143,7 @@ def _talks(line: Line) -> bool:
 
 @dataclass
 class _Pairing:
-    """A _Pairing holds what is not in a pair yet, and the pairs."""
+    """Holds what is not in a pair yet, and the pairs."""
 
     measured: list[Line]
     predicted: list[Line]

@@ -45,10 +45,6 @@ class LeastSizes:
             [(built, None) for plan in {plan: None for plan, _ in placed} for built in self._built(plan)]
         )
 
-    def times(self, plan: Plan, groups: Groups) -> UnitTimes:
-        """Returns nothing: the bound is of memory alone."""
-        raise NotImplementedError
-
     def sizes(self, plan: Plan, groups: Groups) -> UnitSizes:
         """Returns the bound for the units of `plan`, in which a split backward pass adds nothing for certain."""
         built = [self._runs.sizes(each) for each in self._built(plan)]

@@ -79,7 +79,8 @@ class Shared:
 
     @cached_property
     def times(self) -> list[UnitTimes]:
-        """Returns the seconds of the units."""
+        """Returns the seconds of the units. Bounds of memory alone have none."""
+        assert not isinstance(self._units, LeastSizes)
         return [self._units.times(plan, groups) for plan, groups in self._placed]
 
     # -- by kind -----------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ Placed = tuple[Plan, Groups]
 
 @dataclass(slots=True)
 class _Found:
-    """A _Found holds the sizes of the units of one Key, and their times at the places that were asked for."""
+    """Holds the sizes of the units of one Key, and their times at the places that were asked for."""
 
     sizes: UnitSizes
     times: dict[Place, UnitTimes]

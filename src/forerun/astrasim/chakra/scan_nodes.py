@@ -132,7 +132,7 @@ class Lists(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What repeats: names of attributes (the first ones are `KEYS`), attributes that say who takes part, tensors."""
+    """Holds what repeats: names of attributes (the first ones are `KEYS`), who takes part, and tensors."""
 
     names: Texts
     participants: Texts
@@ -176,8 +176,8 @@ _VALUES_TAG, _SHAPES_TAG, _TYPES_TAG = (
 _METADATA, _SEND, _COLLECTIVE = int(NodeKind.METADATA), int(NodeKind.SEND), int(NodeKind.COLLECTIVE)
 _LAST_KIND, _LAST_COMM_TYPE = int(max(NodeKind)), int(max(CommType))
 _MORE, _GROW, _UNUSUAL = map(int, Status)
-_MESSAGES, _NODES, _N_DATA, _N_CTRL, _N_INPUTS, _N_OUTPUTS, _HAS_STREAMS, _LACKS_TENSORS, _WANTED = range(9)
-_METADATA_FIRST, _METADATA_END = 9, 10
+_MESSAGES, _NODES, _N_DATA, _N_CTRL, _N_INPUTS, _N_OUTPUTS, *_OTHERS = map(int, State)
+_HAS_STREAMS, _LACKS_TENSORS, _WANTED, _METADATA_FIRST, _METADATA_END = _OTHERS
 _INT31 = 1 << 31
 _MOST_DIGITS, _MOST_EXACT_DIGITS = 18, 15
 """digits of whole numbers that fit 64 bits, and of numbers with a point that a float tells from the next whole one"""
@@ -187,7 +187,7 @@ _CROWDED = 256
 
 
 class Scratch(NamedTuple):
-    """What the scanner keeps of one node and of one attribute."""
+    """Holds what the scanner keeps of one node and of one attribute."""
 
     node: I64
     attributes: npt.NDArray[np.int64]

@@ -15,7 +15,6 @@ Layers = TypeVar("Layers")
 """ModelSpec, which has an encoder as one of its fields"""
 Reads = Literal["text", "images", "sounds"]
 Joins = Literal["sequence", "attention"]
-_PRODUCTS = ("stem", "projector")
 
 
 @dataclass(frozen=True, slots=True)

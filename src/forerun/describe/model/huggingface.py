@@ -17,7 +17,7 @@ from forerun.common.errors import at
 from forerun.common.shipped import shipped_data
 from forerun.describe.model.families import FAMILIES, WRAPPERS, Values
 from forerun.describe.model.fields import Fields, read_json
-from forerun.describe.model.huggingface_towers import tower_of
+from forerun.describe.model.huggingface_projectors import tower_of
 from forerun.describe.model.meta_device import spec_from_transformers
 from forerun.describe.model.spec import MOST_LAYERS, ModelSpec
 

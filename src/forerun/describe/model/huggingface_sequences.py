@@ -6,10 +6,13 @@ A key, and its absence, mean what the family's configuration class in Hugging Fa
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forerun.describe.model.encoder import EncoderSpec
 from forerun.describe.model.families import Values, family
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.huggingface_decoders import PLAIN
+from forerun.describe.model.huggingface_towers import whisper_encoder
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.model.spec_file import even_head_dim
 
@@ -18,8 +21,6 @@ _T5_TOKENS = 512
 """tokens of a source text on which T5 was trained (arXiv 1910.10683, section 3.1.2)"""
 _OFFSET = 2
 """rows of BART's position tables beyond `max_position_embeddings`"""
-_TAPS = 3
-"""taps of Whisper's convolutions over time"""
 
 
 @family("t5", "T5ForConditionalGeneration", "T5WithLMHeadModel", encodes=True)
@@ -150,27 +151,18 @@ def _halves(config: Fields, which: str) -> Values:
 
 @family("whisper", "WhisperForConditionalGeneration", encodes=True)
 def whisper(config: Fields) -> Values:
-    """Reads Whisper: an encoder of 30 s of sound behind two convolutions, the second one of stride 2."""
-    hidden, frames = config.integer("d_model"), config.integer("max_source_positions", 1500)
-    shared = {
-        "hidden": hidden,
+    """Reads Whisper: an encoder of 30 s of sound, and a decoder that attends to it."""
+    encoder = replace(whisper_encoder(config, mel_bins=80), joins="attention")
+    return _halves(config, "decoder") | {
+        "hidden": config.integer("d_model"),
         "vocab": config.integer("vocab_size"),
         "mlp": PLAIN[config.text("activation_function", "gelu", PLAIN)],
         "norm": "layernorm",
         "position": "learned",
+        "max_positions": config.integer("max_target_positions", 448),
         "tied_embeddings": config.flag("tie_word_embeddings", True),
         "key_bias": False,
         **dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias", "norm_bias"), True),
+        "cross_attention": "behind",
+        "encoder": encoder,
     }
-    stack = _stack(shared | _halves(config, "encoder") | {"max_positions": frames, "vocab": 1})
-    encoder = EncoderSpec(
-        stack,
-        frames,
-        "sounds",
-        "attention",
-        stem=((_TAPS * config.integer("num_mel_bins", 80), hidden), (_TAPS * hidden, hidden)),
-        stem_rows=2,
-        stem_activation=True,
-    )
-    own = {"max_positions": config.integer("max_target_positions", 448), "cross_attention": "behind"}
-    return shared | _halves(config, "decoder") | own | {"encoder": encoder}

@@ -12,6 +12,7 @@ from forerun.sources.symbolic.attention_kernel import kernel_kind, kernel_name, 
 from forerun.sources.symbolic.kernels import ENCODED
 from forerun.sources.symbolic.linear import Section
 from forerun.sources.symbolic.tape import TapeOp, on_compute
+from forerun.sources.symbolic.unfused_flex import Sizes, unfused_flex
 
 _READS = ("cross.q", "cross.k", "cross.v")
 
@@ -29,8 +30,12 @@ def cross_attention(section: Section, x: str, y: str, module: int) -> None:
     )
     if model.qkv_bias:
         section.weights.vectors += [keys] * model.key_bias + [values]
-    if attention_kernel(kernel_name(section)).form == "products":
+    form = attention_kernel(kernel_name(section)).form
+    if form == "products":
         attention_products(section, _READS, there.shapes.seq, module)
+    elif form == "operations":
+        sizes = Sizes(kernels.plan.micro_batch, s.heads, s.kv_heads, s.seq, there.shapes.seq, s.head_dim, s.v_head_dim)
+        section.tape.add(unfused_flex(kernels, sizes, _READS, _makes(section), module))
     else:
         _fused(section, there.shapes.seq, module)
     section.row("cross.out", "o", y, s.heads * s.v_head_dim, s.hidden, model.out_bias, module)
@@ -38,10 +43,8 @@ def cross_attention(section: Section, x: str, y: str, module: int) -> None:
 
 def _fused(section: Section, keys: int, module: int) -> None:
     """Writes a fused kernel over all keys."""
-    s = section.kernels.shapes
+    s, makes = section.kernels.shapes, _makes(section)
     forward, backward = kernel_op(section, s.seq, keys, False, s.heads, s.kv_heads)
-    statistics = [(name, s.tokens * s.heads * 4) for name in attention_kernel(kernel_name(section)).keeps]
-    makes = (("o", s.tokens * s.heads * s.v_head_dim * s.act_bytes), *statistics)
     section.tape.add(
         TapeOp(
             "cross.kernel",
@@ -54,3 +57,10 @@ def _fused(section: Section, keys: int, module: int) -> None:
             makes=makes,
         )
     )
+
+
+def _makes(section: Section) -> tuple[tuple[str, int], ...]:
+    """Returns the tensors that the kernel makes as (name, bytes): the output, and statistics of each query and head."""
+    s = section.kernels.shapes
+    statistics = [(name, s.tokens * s.heads * 4) for name in attention_kernel(kernel_name(section)).keeps]
+    return (("o", s.tokens * s.heads * s.v_head_dim * s.act_bytes), *statistics)
