@@ -62,7 +62,8 @@ def _with_loop(
 
 
 def saved_state_of(program: Program) -> SavedState:
-    """Returns what a checkpoint of the run of `program` saves: the state before the step, each byte once.
+    """Returns the bytes that a checkpoint of the run of `program` saves. They are the state before the step, counted
+    once.
 
     Data-parallel ranks hold the same bytes unless the state is sharded over them.
     """

@@ -1,6 +1,6 @@
 """Divides the time of a step on every rank class: kernels by kind, idle gaps of the compute stream by cause.
 
-The cause of a gap is the last dependency of the next compute node: a collective or transfer on another stream (exposed
+The last dependency of the next compute node causes a gap. It is a collective or transfer on another stream (exposed
 communication), the other side of a rendezvous (pipeline bubble), or the host. Where GPUs of several kinds share a
 collective, the part of the gap before the last of them joins counts as waiting for slower GPUs.
 """

@@ -117,7 +117,7 @@ def _parameters(setup: Setup) -> int:
 
 @dataclass(frozen=True)
 class CompressionEffect:
-    """Says what compressed gradients do to a step."""
+    """Holds the effect of compressed gradients on a step."""
 
     method: str
     plain_step_s: float
@@ -168,7 +168,8 @@ def under_compression(setup: Setup, compression: Compression) -> Setup:
 
 
 def effect_of(plain: Setup, compression: Compression) -> CompressionEffect | None:
-    """Returns what `compression` does to the step of a setup without it; None for a cast, which is a plan's dtype.
+    """Returns the effect of `compression` on the step of a setup that has none. Returns None for a cast, because a cast
+    is a dtype of the plan.
 
     Raises ForerunError for a plan that doesn't go with it.
     """

@@ -123,7 +123,7 @@ def _is_closed(block: Block) -> bool:
 
 
 def _used_and_closed(program: Program) -> Mask:
-    """Returns which blocks are closed and run by some rank class, (n_blocks,)."""
+    """Returns a mask of the blocks that are closed and that some rank class runs, (n_blocks,)."""
     out = np.zeros(len(program.blocks), np.bool_)
     for cls in program.rank_classes:
         out[cls.block] = True

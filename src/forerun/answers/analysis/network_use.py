@@ -118,7 +118,8 @@ def _busy_links(program: Program, limits: _Limits, times: F64, rows: range) -> d
 
 
 def _times(program: Program) -> F64:
-    """Returns how often a rank runs each op in a step, in the rank class that runs it most often, (n_ops,).
+    """Returns the number of times that a rank runs each op in a step, (n_ops,). The rank class that runs the op most
+    often counts.
 
     A send and a receive between stages count half each, because the two use links of opposite direction.
     """

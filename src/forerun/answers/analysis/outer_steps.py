@@ -40,7 +40,7 @@ _WIDEST = 1024.0
 
 @dataclass(frozen=True)
 class OuterSteps:
-    """Says how replicas agree. `wire`, `keep`, `fragments` and `delay` default to what torchft does."""
+    """Describes how replicas agree. `wire`, `keep`, `fragments` and `delay` default to the values of torchft."""
 
     method: str
     every: int = 100
@@ -80,7 +80,7 @@ class OuterSteps:
 
     @staticmethod
     def of_text(text: str) -> OuterSteps:
-        """Returns what an option means: a method, and its settings after a colon, as in diloco:every=500,wire=fp8.
+        """Reads the text of an option: a method, and its settings after a colon, such as diloco:every=500,wire=fp8.
 
         Raises ForerunError for an unknown method or setting, or a value that makes no sense.
         """
@@ -110,7 +110,7 @@ _EXAMPLES = {
 
 @dataclass(frozen=True)
 class OuterEffect:
-    """Says what a step takes on average where replicas agree in outer steps only. Times are in seconds."""
+    """Holds the mean time of a step if replicas agree in outer steps only. Times are in seconds."""
 
     steps: OuterSteps
     replicas: int
@@ -162,7 +162,8 @@ def replica_of(setup: Setup, steps: OuterSteps) -> Setup:
 
 
 def outer_effect(setup: Setup, steps: OuterSteps, alone: Prediction) -> OuterEffect:
-    """Returns what `setup`, whose plan has several replicas, takes on average; `alone` predicts its `replica_of`.
+    """Returns the mean time and the memory of a step of `setup`, whose plan has several replicas. `alone` is the
+    prediction of its `replica_of`.
 
     Raises ForerunError as `replica_of` does.
     """
@@ -231,12 +232,12 @@ class _Outer:
         return float(memory_bound_s(moved, 1.0, rates)[0]) + copies * copied
 
     def added_s(self, inner_s: float, factor: float = 1.0) -> float:
-        """Returns what outer steps add to an inner step of `inner_s` on average."""
+        """Returns the mean seconds that outer steps add to an inner step of `inner_s`."""
         exposed = max(0.0, self.exchange_s(factor) - self.steps.delay * inner_s)
         return self.steps.fragments * (self.kernels_s() + exposed) / self.steps.every
 
     def memory_gib(self) -> tuple[float, float]:
-        """Returns what the fullest rank keeps on its GPU and in host memory between steps."""
+        """Returns the GiB that the fullest rank keeps between steps: on its GPU, and in host memory."""
         if self.steps.method == "local_sgd":
             return 0.0, 0.0
         part = self.elements * self.element_bytes / GIB
@@ -263,7 +264,7 @@ class _Outer:
 
 
 def _said(steps: OuterSteps) -> Mapping[str, Any]:
-    """Returns what the data file says of the method."""
+    """Returns the method's entry of the data file."""
     found: Mapping[str, Any] = shipped_data(__package__, "outer_steps.yaml")[steps.method]
     return found
 

@@ -24,7 +24,7 @@ _FIGURES = (
 
 def utilization(program: Program, counts: I64, devices: Sequence[Device], step_s: float) -> float:
     """Returns the share of a step that the FLOPs of products, attention and recurrences take at the peaks of their own
-    dtypes, mean over ranks; what a mask leaves out doesn't count.
+    dtypes. It is the mean over ranks, and masked attention pairs do not count.
 
     `counts` (n_classes, n_ops) says how often each rank class runs each op. `devices` has the device of each rank
     class, or one of them all.

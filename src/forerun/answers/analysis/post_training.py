@@ -102,7 +102,7 @@ def post_training_step(setup: Setup, update: Simulation, around: PostTraining) -
 
 
 def scoring_time_s(setup: Setup) -> float:
-    """Returns the time of forward passes over all sequences of a step: what a reference model adds to it."""
+    """Returns the time of forward passes over all sequences of a step. A reference model adds this time to the step."""
     plain = replace(setup, plan=replace(setup.plan, reference=False), replays=False)
     scoring = replace(plain, plan=replace(plain.plan, reference=True))
     check_plan(scoring.model, scoring.plan, scoring.cluster)

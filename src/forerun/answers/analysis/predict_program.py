@@ -55,12 +55,12 @@ def predict_program(
         n_gpus: ranks to run on; unless given, those of the program. Only data parallelism may change (`program.scale`).
         network: the network of the GPUs in place of the links of the cluster, rank r as its NPU r.
         measured: the user's own times of kernels and collectives, which replace the shipped ones.
-        tokens_per_step: tokens of a step over all GPUs; unless given, those that the program states. Tokens/s are not
-            known where neither does.
+        tokens_per_step: tokens of a step over all GPUs; unless given, those that the program states. If both are
+            missing, tokens/s are unknown.
         stack: the stack whose host times, rates of kernels and collectives, and allocator settings apply; unless given,
-            `stack_of` the program. What runs comes from the program alone.
+            `stack_of` the program. The stack does not change which kernels run.
         whole_timeline: keep every node in the Timeline; else a run of closed blocks may be a single node.
-        loop: the periodic work of the training loop; unless given, what the program states.
+        loop: the periodic work of the training loop; unless given, the one that the program states.
         storage: the storage that checkpoints go to.
 
     Raises ForerunError if `n_gpus` can't be reached without tracing again, the network or the cluster is too small, or

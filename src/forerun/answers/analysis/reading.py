@@ -163,7 +163,7 @@ def simulate_costed(
 
     With `is_measured` the prediction lists the ops that the user's measurements lack. `devices` has one device for each
     rank class unless all are the cluster's. With `replays` the allocator is replayed; else reserved memory is an
-    estimate. `memory` is what the Program needs, where that is known already.
+    estimate. `memory` is the memory that the Program needs, if the caller knows it already.
     """
     counts, again = counts_in(program, EVERY_PHASE, (Phase.RECOMPUTE,))
     _refuse_endless(counts, costs)

@@ -40,7 +40,9 @@ class Prepared:
         return memory_of(self.program, self.subject, self.setup.cluster, self.devices, self.setup.replays)
 
     def run(self, folded: bool = False, memory: MemoryNeed | None = None) -> Simulation:
-        """Runs the Program and reads the outcome; `memory` is what it needs, where that is known already."""
+        """Runs the Program and reads the outcome. `memory` is the memory that it needs, if the caller knows it
+        already.
+        """
         setup = self.setup
         return simulate_costed(
             self.program,
@@ -162,7 +164,7 @@ def _subject(setup: Setup) -> Subject:
 
 
 def _flops_per_token(model: ModelSpec, plan: Plan) -> tuple[float, str]:
-    """Returns the model FLOPs of a token, and what they count in words."""
+    """Returns the model FLOPs of a token, and a phrase that names what they count."""
     mean = round(sum(length * length for length in plan.documents) / plan.seq_len)
     flops, how = model_flops_per_token(model, mean), "6 N + 12 L h s FLOPs per token"
     if plan.document_lengths:

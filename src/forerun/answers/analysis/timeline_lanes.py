@@ -52,7 +52,7 @@ class Lane:
 
     @property
     def label(self) -> str:
-        """Returns what runs in the lane, for people: `gradients: all-reduce`."""
+        """Returns the name that people read: the lane and the work that runs in it, such as `gradients: all-reduce`."""
         words = _WORDS.get(self.name, self.name.replace("_", " "))
         return f"{words}: {', '.join(self.runs)}" if self.runs else words
 
@@ -99,8 +99,9 @@ def lanes(simulation: Simulation, rank_class: int, slices: int = _SLICES) -> lis
 
     Where there are more nodes than slices, nodes are merged as far as needed: first consecutive nodes of one block and
     cause; then, on the compute stream, nodes of one block and phase; then nodes of one micro batch and phase, with
-    recomputation as part of the backward pass. Slices that are then too short to be seen join their neighbours. Nodes
-    that take no time have no slice, and neither have delays of a profiled step, whose host's time is the host's lane.
+    recomputation as part of the backward pass. Slices that are still too short to be visible join their neighbours.
+    Nodes that take no time have no slice. Delays of a profiled step have none either, because the host's lane shows
+    them.
     """
     flat, timeline, cls = simulation.flat, simulation.timeline, simulation.program.rank_classes[rank_class]
     nodes = np.arange(int(flat.class_ptr[rank_class]), int(flat.class_ptr[rank_class + 1]))

@@ -14,10 +14,10 @@ Gammerman and Shafer, "Algorithmic Learning in a Random World" (2005), 4.5 (grou
 "Conformalized quantile regression" (2019), theorem 2 (two sides apart). Published rows are not exchangeable with a new
 user's run, so `forerun validate` prints how many rows the bands contain.
 
-Groups are runs on few and on many GPUs, traced programs, and runs for which measured steps were given. A framework of
-which no step is published has the wider ends of all. A device whose clock under load is not known adds a variance, and
-so does each doubling of GPUs beyond the largest measured run.
-`uncertainty.yaml` has the numbers; `evidence/validation/bands.py` and `evidence/traced/report.py` find them.
+Groups are runs on few and on many GPUs, traced programs, and runs for which measured steps were given. A framework
+without published steps has the widest band of all groups. A device whose clock under load is unknown adds a variance.
+Each doubling of GPUs beyond the largest measured run adds one too. `uncertainty.yaml` has the numbers;
+`evidence/validation/bands.py` and `evidence/traced/report.py` find them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Band:
         return self.low * figure, self.high * figure
 
     def uncompiled(self) -> Band:
-        """Returns the band of a step of which code that should be compiled was traced uncompiled."""
+        """Widens the band of a step if the tracer recorded code uncompiled that should be compiled."""
         return Band(self.low / residuals().uncompiled, self.high)
 
 
@@ -148,7 +148,7 @@ def scale_of(n_gpus: int) -> str:
 
 
 def _time_quantiles(stack: Stack, n_gpus: int, group: str | None) -> Quantiles:
-    """Returns the quantiles of a run; a stack of which nothing is measured has the widest ends of all."""
+    """Returns the quantiles of a run. A stack without measured steps has the widest ones."""
     known = residuals()
     if group == TRACED:
         return known.traced

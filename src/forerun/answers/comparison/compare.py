@@ -58,17 +58,17 @@ class Comparison:
 
     @property
     def measured(self) -> RanStep:
-        """Returns what that rank did."""
+        """Returns the measured step of the rank that sets the pace."""
         return self.rank.measured
 
     @property
     def predicted(self) -> RanStep:
-        """Returns what its stage does in the prediction."""
+        """Returns the predicted step of the stage of that rank."""
         return self.rank.predicted
 
     @cached_property
     def stages(self) -> tuple[RankDifference, ...]:
-        """Returns the rank that sets the pace, and of each other stage the rank that waits least."""
+        """Returns the rank that sets the pace, and the rank that waits least from each other stage."""
         found = {self.rank.rank_class: self.rank}
         for one in sorted(self.ranks, key=lambda rank: -rank.work_s[0]):
             found.setdefault(one.rank_class, one)
@@ -159,7 +159,7 @@ def compare(imported: Imported, simulation: Simulation, device: str) -> Comparis
 
 
 def _notes(imported: Imported, simulation: Simulation, device: str) -> tuple[str, ...]:
-    """Returns what a reader has to know about the comparison."""
+    """Returns notes on the limits of the comparison."""
     origin = Origin.of(imported.program)
     notes = list(imported.notes)
     if origin.world_size != simulation.subject.n_gpus:

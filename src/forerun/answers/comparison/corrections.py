@@ -62,10 +62,10 @@ class _Ratio(NamedTuple):
 
 
 def corrections(found: Comparison) -> Corrections:
-    """Returns what a comparison tells of the rates; the host's is 1 until `with_host` fits it.
+    """Returns the rates that a comparison implies. The host's rate is 1 until `with_host` fits it.
 
-    Each predicted op takes the time that the work paired with it took on the slowest profiled rank of each stage. What
-    is in no pair keeps its time; then all ops of a part are scaled so that the part takes its measured time.
+    Each predicted op takes the time that the work paired with it took on the slowest profiled rank of each stage.
+    Unpaired work keeps its time. Then the function scales all ops of a part so that the part takes its measured time.
     """
     ratios = _ratios(found)
     simulation = found.simulation
@@ -85,9 +85,9 @@ def with_host(
 ) -> KernelRates:
     """Returns `rates` with the host's speed at which the corrected prediction takes the measured time.
 
-    The host keeps its speed where it is not what the prediction lacks: if measured and predicted host time differ by
-    less than `least_share` of the step, or no speed of the host reaches the measured time. `step_s` predicts the step
-    under rates.
+    The host keeps its speed if it does not explain the error: if measured and predicted host time differ by less than
+    `least_share` of the step, or if no speed of the host reaches the measured time. `step_s` predicts the time of the
+    step under given rates.
     """
     lost = sum(part.lost_s for part in found.parts if part.part == HOST)
     if abs(lost) < least_share * found.measured_s:

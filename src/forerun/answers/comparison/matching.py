@@ -143,7 +143,7 @@ def _talks(line: Line) -> bool:
 
 @dataclass
 class _Pairing:
-    """Holds what is not in a pair yet, and the pairs."""
+    """Holds the work that is not paired yet, and the pairs."""
 
     measured: list[Line]
     predicted: list[Line]

@@ -27,7 +27,7 @@ class _Pair(Protocol):
 
 
 def modules_of(pairs: Iterable[_Pair]) -> Mapping[str, str]:
-    """Returns the predicted module of each path of the profile, for paths of which the pairs tell it."""
+    """Returns the predicted module for each path of the profile whose module the pairs determine."""
     votes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for pair in pairs:
         weight = _weights(pair.predicted)

@@ -1,9 +1,9 @@
 """One rank's step, measured or predicted: its work in lines, and the part of the step to which each moment belongs.
 
 Both sides are Timelines of Programs, so both are read by the same rules. Each moment of the step belongs to exactly one
-part: to the first part of `PARTS`, or else of the collectives, that runs at that moment; to waiting for other ranks;
-or to the host, if nothing runs. The parts therefore add up to the time of the step. Of the kernels that run beside
-collectives, the share by which the prediction slows such kernels is a part of its own, on both sides.
+part: to the first part of `PARTS`, or else of the collectives, that runs at that moment; to waiting for other ranks; or
+to the host, if nothing runs. The parts therefore add up to the time of the step. Kernels that run beside collectives
+are slower in the prediction. The time of this slowdown is a separate part on both sides.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class RanStep:
 
 
 def ran_step(program: Program, flat: FlatProgram, timeline: Timeline, rank_class: int, slowing: float) -> RanStep:
-    """Returns what a rank class of a simulated Program did. The Timeline must not be folded.
+    """Returns the step of a rank class of a simulated Program.
 
-    Beside a collective a kernel takes `slowing` longer, as a share of its time alone.
+    The Timeline must not be folded. Beside a collective a kernel takes longer by `slowing`, a share of its time alone.
     """
     nodes = slice(int(flat.class_ptr[rank_class]), int(flat.class_ptr[rank_class + 1]))
     view = _View(program, flat, timeline, nodes, slowing)
@@ -340,7 +340,8 @@ def _lines(view: _View) -> tuple[Line, ...]:
 
 
 def _between(view: _View) -> tuple[I64, list[str]]:
-    """Returns which landmarks run before and after each memory-bound kernel, (2, nodes), and their names.
+    """Returns the numbers of the landmarks that run before and after each memory-bound kernel, (2, nodes), and their
+    names.
 
     Landmarks are products of known sizes, and attention. Number 0 is none.
     """
@@ -365,8 +366,9 @@ def _between(view: _View) -> tuple[I64, list[str]]:
 
 
 def shape_of(program: Program, row: int) -> tuple[int, ...]:
-    """Returns what identifies an op beside its name: sizes of a product or of attention, or kind, ranks and
-    bytes of a collective."""
+    """Returns the key that identifies an op together with its name: the sizes of a product or of attention, or the
+    kind, ranks and bytes of a collective.
+    """
     ops: OpTable = program.ops
     if ops.is_attention[row]:
         shape = ops.details_of(row)

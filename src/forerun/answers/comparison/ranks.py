@@ -47,7 +47,7 @@ class MeasuredRun(NamedTuple):
 
 @dataclass(frozen=True)
 class RankDifference:
-    """Says what a profiled rank did, beside what the prediction says of its stage."""
+    """Holds the measured step of a profiled rank beside the predicted step of its stage."""
 
     rank: int
     """the global rank"""
@@ -90,11 +90,11 @@ def label_of(part: str) -> str:
 
 
 def beside(run: MeasuredRun, simulation: Simulation) -> tuple[tuple[RankDifference, ...], tuple[str, ...]]:
-    """Returns every profiled rank beside its stage, in the order of the files, and what a reader has to know of that.
+    """Returns every profiled rank beside its stage, in the order of the files, and notes for the reader.
 
-    The number of a rank tells its stage where plan or program say how ranks are laid out. Elsewhere its stage is the
-    one with the most similar numbers of products, attention kernels and collectives; of equal ones it is the one that
-    sets the pace. The Timeline of `simulation` must not be folded.
+    The rank's number determines its stage if the plan or the program states the layout of ranks. Otherwise its stage is
+    the one with the most similar numbers of products, attention kernels and collectives. Among equally similar stages
+    it is the one that sets the pace. The Timeline of `simulation` must not be folded.
     """
     slowing = float(simulation.costs.slow_compute.max(initial=0.0))
     stages = [

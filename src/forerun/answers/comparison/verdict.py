@@ -115,7 +115,7 @@ def _late_share(lines: Sequence[Line]) -> float:
 
 
 def _rates(pairs: Sequence[Pair], amount: str) -> tuple[float, float] | None:
-    """Returns the measured and predicted amounts a second of the pairs of which both sides know the amount."""
+    """Returns the measured and the predicted amount per second, over the pairs whose amount is known on both sides."""
     both = [pair for pair in pairs if pair.rate(pair.measured, amount) and pair.rate(pair.predicted, amount)]
     measured, predicted = (
         _rate([line for pair in both for line in getattr(pair, side)], amount) for side in ("measured", "predicted")

@@ -116,7 +116,7 @@ class StepDiff:
 
 
 def diff_steps(before: Simulation, after: Simulation, depth: int | None = None) -> StepDiff:
-    """Returns what differs between two steps that were simulated with their whole timelines.
+    """Returns the differences between two steps that were simulated with their whole timelines.
 
     Args:
         depth: parts of a module's path to tell apart; None for all.
@@ -181,7 +181,7 @@ def _moved(ops: OpTable) -> F64:
 
 
 def _what(ops: OpTable) -> list[str]:
-    """Returns what each op is, in one word, (n_ops,)."""
+    """Returns the sort of each op in one word, such as kernel or collective, (n_ops,)."""
     masks = ((ops.is_communication, COLLECTIVE), (ops.is_host_copy, COPY), (ops.is_delay, DELAY))
     return [next((word for mask, word in masks if mask[row]), KERNEL) for row in range(len(ops))]
 

@@ -137,7 +137,8 @@ class Audience:
             handler.on_run_start(request)
 
     def iteration_start(self, iteration: int, conditions: Conditions) -> Conditions:
-        """Returns the conditions that hold, each handler seeing what the one before it left.
+        """Returns the conditions after all handlers. Each handler sees the conditions that the handler before it
+        returned.
 
         Raises ForerunError if a handler returns something else than Conditions of as many ranks, or None.
         """

@@ -31,14 +31,14 @@ class PacedStep:
 class Pace:
     """Iterations of one Setup.
 
-    `waiting` is what an iteration takes longer than with every rank as fast as the one in the middle (half of the
-    others are as slow or slower), all GPUs being the cluster's; the rest of the breakdown is of that even iteration.
-    Where the slow ranks hold nobody up (communication takes longer, another pipeline stage does) it is 0, and the
-    breakdown is that of the rank class that sets the pace.
+    `waiting` is the additional time of an iteration over an even iteration, in which every rank is as fast as the
+    median rank and all GPUs are those of the cluster. The rest of the breakdown is that of the even iteration. If slow
+    ranks delay nobody, because communication or another pipeline stage takes longer, `waiting` is 0 and the breakdown
+    is that of the rank class that sets the pace.
 
-    Slow ranks in different replicas of a pipeline are taken to be in one (analysis/stepper.py). That is an upper bound;
-    what each replica would take alone is a lower one, 0.4 to 1.3 % below in five pipelines of Llama-2-7B (2 to 8
-    stages, 16 and 64 replicas) under a jitter of 5 %.
+    Slow ranks in different replicas of a pipeline are taken to be in one (analysis/stepper.py). That is an upper bound.
+    The time of each replica alone is a lower bound: it is 0.4 to 1.3 % lower in five pipelines of Llama-2-7B (2 to 8
+    stages, 16 and 64 replicas) with a jitter of 5 %.
     """
 
     def __init__(self, setup: Setup) -> None:

@@ -64,9 +64,9 @@ def prices_of(section: dict[str, Any], folder: Path, place: str, own_names: Coll
     """Returns the Prices of an experiment's `prices` section.
 
     Args:
-        folder: what the section's `file` is relative to.
+        folder: the folder to which the section's `file` is relative.
         place: names the section in errors.
-        own_names: of the experiment's cluster and devices, which may have a price beside those of the catalogue.
+        own_names: names of the experiment's cluster and devices; they may have a price beside those of the catalogue.
 
     Raises ForerunError for an unknown key, a wrong value, or a name that is neither in the catalogue nor in
     `own_names`.

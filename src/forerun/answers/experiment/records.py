@@ -27,12 +27,12 @@ def run_record(result: RunResult) -> dict[str, Any]:
 
 
 def scaling_record(study: ScalingStudy) -> dict[str, Any]:
-    """Returns a scaling study: its request, what it found, and its points."""
+    """Returns a scaling study as plain data: its request, its findings and its points."""
     return {**_heading(study.request), "summary": study.summary(), "points": plain(study.points)}
 
 
 def comparison_record(comparison: Comparison) -> dict[str, Any]:
-    """Returns a comparison: its request, what it found, and its variants with their predictions."""
+    """Returns a comparison as plain data: its request, its findings, and its variants with their predictions."""
     return {**_heading(comparison.request), "summary": comparison.summary(), "variants": plain(comparison.variants)}
 
 

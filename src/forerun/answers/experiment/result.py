@@ -256,7 +256,7 @@ class Severity:
 
 @dataclass(frozen=True)
 class StragglerStudy(Shown):
-    """Step times under disturbances, and what the slowest rank costs."""
+    """Step times under disturbances, and the cost of the slowest rank."""
 
     request: Request
     undisturbed_s: float

@@ -107,7 +107,9 @@ class _Paces:
             self.fullest = prediction
 
     def note(self, iteration: int) -> str:
-        """Returns what a schedule that has begun says of an iteration; an empty text where none has."""
+        """Returns the batch and the sequence length that schedules give to an iteration, in words. The text is empty if
+        no schedule has begun.
+        """
         request = self._request
         batch, seq_len = _entry(request.batch_schedule, iteration), _entry(request.seq_len_schedule, iteration)
         return joined("" if batch is None else f"batch {batch}", "" if seq_len is None else f"sequence {seq_len}")
@@ -242,8 +244,9 @@ def _result(request: Request, simulation: Simulation, running: _Running) -> RunR
 
 
 def _busy_share(simulation: Simulation, running: _Running) -> float:
-    """Returns the share of the run in which kernels run, mean over GPUs: that of the undisturbed iteration, less where
-    a larger share of the run goes to waiting, communication or the host."""
+    """Returns the share of the run in which kernels run, mean over GPUs. It is the share of the undisturbed iteration,
+    reduced if waiting, communication or the host take a larger share of the run.
+    """
     stepper = running.paces.at(0).stepper
     undisturbed = stepper.step([1.0] * stepper.n_classes)
     mean = mean_breakdown_s(running.iterations)

@@ -99,11 +99,11 @@ def points_of(
     progress: Progress | None = None,
     workers: Workers = HERE,
 ) -> list[Point]:
-    """Returns a point for each of `keys`: what `store` knows, and for all else `answer(number of the key)`, which is
-    kept at once.
+    """Returns a point for each of `keys`: the stored one, or else `answer(number of the key)`, which the store keeps at
+    once.
 
     Args:
-        labels: what each point is, for people who look at its file.
+        labels: a name of each point, for people who look at its file.
         workers: who answers; by default a process for each CPU.
 
     Raises ForerunError as `Workers` does, or if the store can't be written; earlier points stay.

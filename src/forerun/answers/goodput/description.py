@@ -94,7 +94,9 @@ class LevelEntry(Entry):
 
 
 class StateEntry(Entry):
-    """States what a checkpoint holds where no plan tells: parameters in `weights`, fp32 copies, optimizer states."""
+    """Describes the contents of a checkpoint if no plan gives them: parameters in `weights`, fp32 copies, optimizer
+    states.
+    """
 
     parameters: Large
     weights: str = "bf16"
@@ -104,9 +106,10 @@ class StateEntry(Entry):
 
 
 class CheckpointEntry(Entry):
-    """Says how often the run saves and what a save costs; seconds left out follow from the plan, or from `state`.
+    """Describes how often the run saves, and the cost of a save.
 
-    With `network: shared` a save takes its bandwidth from the network of training, else it has one of its own.
+    Missing seconds follow from the plan, or from `state`. With `network: shared` a save shares the bandwidth of the
+    training network. Otherwise saves have a network of their own.
     """
 
     every_minutes: Positive | Literal["best"] = "best"
@@ -123,7 +126,7 @@ class CheckpointEntry(Entry):
 
 
 class RecoveryEntry(Entry):
-    """Seconds of the stages from a failure to the next step; what is left out has a default with a source."""
+    """Seconds of the stages from a failure to the next step. Missing keys have a default with a source."""
 
     crash_detect_s: NotNegative | None = None
     hang_detect_s: NotNegative | None = None
@@ -144,8 +147,9 @@ class SparesEntry(Entry):
 class ElasticEntry(Entry):
     """Training goes on with fewer replicas while nodes are missing, on batches of the same size.
 
-    A plan tells the replicas (dp_replicate), and the steps with fewer of them. Under FSDP alone they are the least sets
-    of whole nodes with whole ranks of data parallelism, each of which holds a part of the state (`state: shards`).
+    A plan gives the replicas (dp_replicate) and the time of a step with fewer of them. Under FSDP alone they are the
+    least sets of whole nodes with whole ranks of data parallelism, each of which holds a part of the state (`state:
+    shards`).
     """
 
     replicas: Annotated[int, Field(ge=2)] | None = None

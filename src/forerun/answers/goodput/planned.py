@@ -132,8 +132,9 @@ class PlannedStep:
         return self.setup.n_gpus // unit if even and self.outer is None else 1
 
     def part_factors(self, parts: int, least: int) -> tuple[int, tuple[float, ...]]:
-        """Returns the fewest of `parts` parts, from `least` on, on which the plan can run and fits in memory, and steps
-        of the same batch on 1, 2 ... parts over that on all; those of fewer than the fewest count for nothing.
+        """Returns the smallest number of parts, of `parts` and at least `least`, on which the plan can run and fits in
+        memory. Also returns the time of a step of the same batch on 1, 2 ... parts over the time on all parts. Entries
+        below the smallest number have no meaning.
 
         Raises ForerunError where too many steps would have to be predicted.
         """

@@ -139,7 +139,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run: the work, what disturbs it, and what the system does about it."""
+    """One run: its work, its disturbances, and the system's reactions to them."""
 
     name: str
     gpus: int

@@ -63,7 +63,7 @@ def undisturbed(request: RunRequest, step_s: float, plan_slows: frozenset[str] =
     fail keep it from training only while no other ones are there; where replicas go on without them, not even then.
 
     Args:
-        plan_slows: slow periods whose effect the plan tells; they do not slow this run.
+        plan_slows: slow periods whose effect follows from the plan; they do not slow this run.
     """
     recovery, failures = request.recovery, request.failures
     if request.elastic is not None:

@@ -103,7 +103,7 @@ class RunStudy:
 
     @property
     def lost_tokens(self) -> Quantiles:
-        """The tokens of steps that the run loses and does again."""
+        """Returns the tokens of the steps that the run loses and repeats."""
         return Quantiles.of([one.lost_tokens for one in self.outcomes])
 
     @property

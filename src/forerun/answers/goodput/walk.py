@@ -23,7 +23,7 @@ from forerun.answers.goodput.saves import Saves
 
 
 def walk(request: RunRequest, seed: int = 0, run: int = 0, record: bool = False) -> Outcome:
-    """Returns what becomes of run number `run` under `seed`; with `record`, with its events."""
+    """Returns the outcome of run number `run` under `seed`. With `record` the outcome has its events."""
     return _Walk(request, seed, run, record).outcome()
 
 
@@ -217,7 +217,7 @@ class _Walk:
     # failures
 
     def _spend(self, what: Spent, seconds: float) -> bool:
-        """Waits; returns whether nothing failed, and the run did not end, before the wait was over."""
+        """Waits `seconds`. Returns whether the wait ended without a failure and before the end of the run."""
         stop_s = min(self._failure_s, self.wall_s)
         whole = self.now_s + seconds <= stop_s
         end_s = self.now_s + seconds if whole else max(stop_s, self.now_s)
@@ -240,7 +240,7 @@ class _Walk:
             self._note(begin_s, self.now_s, "failure", ", ".join(causes))
 
     def _stages(self, failure: Failure) -> list[tuple[Spent, float]]:
-        """Takes back what a failure destroys and returns the stages of its recovery."""
+        """Discards the progress that a failure destroys, and returns the stages of the recovery."""
         recovery, kind = self.request.recovery, failure.kind
         detect_s = recovery.hang_detect_s if failure.luck < kind.hang_share else recovery.crash_detect_s
         replace_s = self.pool.replace_s(kind, self.now_s)

@@ -29,7 +29,7 @@ _SCHEDULE = TypeAdapter(Schedule)
 def compare(
     request: JobsRequest | UnlikeRequest, workers: Workers = HERE, store: str | Path | None = None
 ) -> list[PolicyOutcome]:
-    """Returns what each policy of `request` makes of the same jobs.
+    """Returns the schedule of the same jobs under each policy of `request`.
 
     With `store` schedules are kept in that file, and another command reads them there. Raises as the request's
     `schedule` does, ForerunError for a store that can't be used, and as `Workers` does.

@@ -131,7 +131,7 @@ class SharedNetwork:
         traffic: Mapping[int, Traffic],
         shape: Shape,
     ) -> dict[int, float]:
-        """Returns how fast jobs go on that share a full link, against alone where they lie."""
+        """Returns the pace of each job that shares a full link, relative to its pace alone on the same GPUs."""
         users: dict[Link, dict[int, float]] = {}
         for number, parts in loads.items():
             for link, load in (each for part in parts for each in part):
@@ -177,13 +177,13 @@ def _groups(users: Iterable[Iterable[int]]) -> list[list[int]]:
 
 @lru_cache(maxsize=4096)
 def paces_together(steps: Steps, capacities: tuple[float, ...], shifts: bool) -> tuple[float, ...]:
-    """Returns how fast each job goes on beside the others, against alone.
+    """Returns the pace of each job beside the others, relative to its pace alone.
 
     Args:
         steps: the phases of each job's step.
         capacities: of each link.
-        shifts: choose when in its step each job begins, one job after the other, so that they hinder each other least;
-            else all begin a step at once.
+        shifts: choose, one job after the other, the moment at which its step begins, so that jobs slow each other
+            least; otherwise all jobs begin a step at once.
     """
     begins = [0.0] * len(steps)
     if shifts:

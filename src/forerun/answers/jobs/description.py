@@ -1,4 +1,4 @@
-"""The keys of a file that describes a cluster and its jobs, and what they mean; units are in the names."""
+"""Defines the keys of a file that describes a cluster and its jobs. The names of the keys contain their units."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class JobsRequest:
         return f"{self.gpus:,} GPUs in {self.shape.switches * self.shape.nodes:,} nodes"
 
     def schedule(self, policy: str) -> list[Scheduled]:
-        """Returns what becomes of the jobs under a policy. Raises as `schedule` does."""
+        """Returns the schedule of the jobs under a policy. Raises as `schedule` does."""
         if policy in ELASTIC:
             return share_out(self.jobs, self.shape, policy, self.terms)
         return schedule(self.jobs, self.shape, policy, self.placement, self.terms)
@@ -135,7 +135,7 @@ def check_names(policies: Sequence[str], placement: str) -> None:
 
 
 def read_cluster(path: str | Path) -> JobsRequest | UnlikeRequest:
-    """Returns what a YAML or JSON file describes; a trace that it names lies beside it.
+    """Reads a cluster and its jobs from a YAML or JSON file. The path of a trace is relative to the file.
 
     Raises ForerunError, which names the file and the key, for a file that can't be read or says something wrong.
     """
@@ -146,7 +146,7 @@ def read_cluster(path: str | Path) -> JobsRequest | UnlikeRequest:
 
 
 def cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> JobsRequest:
-    """Returns what `data` describes, as `read_cluster` does for the contents of a file."""
+    """Reads a cluster and its jobs from `data`, as `read_cluster` does from the contents of a file."""
     entry = check(ClusterEntry, data, place)
     given = [name for name in ("trace", "jobs", "drawn") if getattr(entry, name)]
     if len(given) != 1:

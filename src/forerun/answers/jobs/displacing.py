@@ -99,7 +99,7 @@ class OnNodes(Displacing):
         return self._sorted
 
     def limits(self, sizes: Numbers) -> Numbers:
-        """Returns where those stand whose nodes, or GPUs of one node, are enough."""
+        """Returns the places of the running jobs whose nodes, or GPUs of one node, are enough."""
         per_node, held = self.shape.gpus, self.at
         in_node = held.max(axis=0)[::-1]
         idle = np.sort(held[:, 0].reshape(self.shape.switches, self.shape.nodes), axis=1).max(axis=0)[::-1]
@@ -163,7 +163,7 @@ def _ascending(places: Numbers) -> list[int]:
 
 
 def displacing(place: Placer, jobs: int) -> Displacing:
-    """Returns what finds room for so many jobs as `place` places them."""
+    """Returns the object that finds jobs to displace, for `jobs` jobs that `place` places."""
     if isinstance(place, Packed) and place.on_whole_nodes:
         return OnNodes(place.shape, jobs)
     return Last(place)

@@ -29,7 +29,8 @@ _LEAST_FACTOR = 1e-3
 
 
 def efficiency(batch: float, first_batch: float, noise_scale: float) -> float:
-    """Returns what an example of a batch teaches over one of the first batch: (phi + M0) / (phi + M) (Pollux, OSDI'21).
+    """Returns the statistical efficiency of an example relative to the first batch size: (phi + M0) / (phi + M)
+    (Pollux, OSDI'21).
 
     `noise_scale` is the gradient noise scale phi in examples (McCandlish et al., arXiv 1812.06162).
     """
@@ -72,7 +73,9 @@ class Asked:
         return min(1.0, max(_LEAST_FACTOR, kept_s / (self.age_s + self.restart_s)))
 
     def speeds(self) -> list[tuple[int, float]]:
-        """Returns the numbers of GPUs that it can run on, and its speed on each with what a move there costs."""
+        """Returns the numbers of GPUs on which the job can run, and its speed on each, reduced by the cost of a
+        move.
+        """
         own, kept, now = self.scaling, self.kept, self.gpus
         if kept == 1.0:
             return list(zip(own.sizes, own.speeds, strict=True))
@@ -94,7 +97,7 @@ class Elastic(ABC):
 
     @abstractmethod
     def choices(self, job: Asked, usual: int) -> Choices:
-        """Returns how good each number of GPUs is for a job against the usual one."""
+        """Returns the value of each number of GPUs for a job, relative to the usual number."""
 
     def share(self, jobs: Sequence[Asked], total: int) -> list[int]:
         """Returns the GPUs of each job; those that come first go first where not all can run."""
@@ -141,10 +144,10 @@ class Sia(Elastic):
 
 
 def best_sizes(jobs: Sequence[Choices], total: int) -> list[int]:
-    """Returns the GPUs of each job, at most `total` in all, with nearly the best sum.
+    """Returns the GPUs of each job, at most `total` in all, with nearly the largest sum of values.
 
-    It takes the steps with the most gain for each GPU on the concave hulls of all jobs, in order, as long as they fit;
-    no choice is better by more than what one step gains.
+    It takes steps on the concave hulls of all jobs in the order of their gain per GPU, as long as they fit. The best
+    choice gains at most one step more.
     """
     return _best([_with_hull(each) for each in jobs], total)
 

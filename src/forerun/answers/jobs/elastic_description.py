@@ -28,7 +28,9 @@ class PlannedEntry(PlanEntry):
 
 
 class ElasticEntry(Entry):
-    """Says how the job scales: by a table of goodput, Pollux's model of a step, or its plan on each of `sizes`."""
+    """Describes how the job scales: by a table of goodput, by Pollux's model of a step, or by its plan on each of
+    `sizes`.
+    """
 
     goodput: dict[Count, Positive] = Field(default_factory=dict)
     sizes: list[Count] = Field(default_factory=list)
@@ -51,8 +53,9 @@ _EXPOSED: dict[str, tuple[str, Pattern]] = {
 
 
 def traffic_of(found: Prediction, gpus: int) -> Traffic | None:
-    """Returns what a predicted step does: it computes, then each kind of its groups communicates, for as long as no
-    kernel hides it. None where no communication is exposed."""
+    """Returns the traffic of a predicted step. The step computes first. Then each kind of its groups communicates for
+    its exposed time. Returns None if no communication is exposed.
+    """
     groups = groups_of(found.own_plan(), gpus)
     exchanges = tuple(
         Exchange(seconds, pattern, group.size, group.inner) if not group.runs else Exchange(seconds, pattern)
@@ -75,11 +78,12 @@ class PlannedSteps:
         return predict(load_model(self.entry.model), plan, load_cluster(self.entry.cluster))
 
     def traffic(self, gpus: int, batch: int | None) -> Traffic | None:
-        """Returns what the plan's step on `gpus` does, as `traffic_of` does."""
+        """Returns the traffic of the plan's step on `gpus`, as `traffic_of` does."""
         return traffic_of(self.predicted(gpus, batch), gpus)
 
     def scaling(self, elastic: ElasticEntry, gpus: int, place: str) -> Scaling:
-        """Returns how fast the plan goes on those of `sizes` where it fits in memory, at the batch of the most goodput.
+        """Returns the speed of the plan on each of `sizes` on which it fits in memory, at the batch with the highest
+        goodput.
 
         Raises ForerunError for keys that don't go with a plan, or where the plan runs on none of the sizes.
         """
@@ -109,7 +113,7 @@ class PlannedSteps:
 
 
 def scaling_of(elastic: ElasticEntry, gpus: int, place: str) -> Scaling:
-    """Returns how fast a job goes by its table of goodput or by Pollux's model of its step.
+    """Returns the scaling of a job, from its table of goodput or from Pollux's model of its step.
 
     Raises ForerunError where the keys say neither, or nothing for the GPUs that the job asks for.
     """

@@ -43,12 +43,12 @@ class _Elastic:
         return self.scaling.traffic(self.gpus) if self.scaling.steps else self.job.traffic
 
     def progress(self, now_s: float) -> None:
-        """Notes what it has done by now."""
+        """Updates the work that is left at `now_s`."""
         self.left_s -= self.pace * self.speed * max(0.0, now_s - max(self.seen_s, self.goes_s))
         self.seen_s = now_s
 
     def go_at(self, pace: float) -> None:
-        """Notes the pace at which it goes on, and when it ends if that and its GPUs don't change."""
+        """Sets the pace of the job, and the time of its end if pace and GPUs don't change."""
         self.pace = pace
         self.end_s = max(self.seen_s, self.goes_s) + self.left_s / (pace * self.speed) if self.gpus else inf
 
@@ -74,7 +74,7 @@ class _Elastic:
 
 
 def share_out(jobs: Sequence[Job], shape: Shape, policy_name: str, terms: Terms = USUAL) -> list[Scheduled]:
-    """Returns what becomes of every job, in the order in which they end.
+    """Returns the outcome of every job, in the order of their ends.
 
     GPUs are shared out at the first round after jobs came or ended, or nodes failed or came back. A job without
     `scaling` runs on its own number.

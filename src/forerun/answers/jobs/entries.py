@@ -1,4 +1,6 @@
-"""Defines what the keys of several job files share: bounds of numbers, a job given as a plan, failures of nodes."""
+"""Defines entries that several kinds of job files share: bounds of numbers, a job given as a plan, failures of
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class PlanEntry(Entry):
 
 
 class FailuresEntry(Entry):
-    """Failures of nodes, and what a job loses by one."""
+    """Failures of nodes, and the loss of a job by a failure."""
 
     per_1000_node_days: Positive
     repair_hours: Positive = 24.0

@@ -1,4 +1,4 @@
-"""Failures of nodes under jobs: when they come, and what they cost a job."""
+"""Draws failures of nodes under jobs, and computes the loss of a job by each."""
 
 from __future__ import annotations
 

@@ -76,8 +76,9 @@ class Rows:
 
     @cached_property
     def _pairs(self) -> tuple[I64, I64, Vector]:
-        """Returns, for every two entries of a column, their place in the product of rows, the column and the product of
-        both."""
+        """Lists every pair of entries of a column: its place in the product of rows, the column, and the product of
+        both entries.
+        """
         order = np.argsort(self.column, kind="stable")
         row, column, value = self.row[order], self.column[order], self.value[order]
         count = np.bincount(column, minlength=self.shape[1])
@@ -94,7 +95,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Optimum:
-    """An optimal point, what it leaves of each limit, and the price of each limit, both in units of its row."""
+    """An optimal point, with the slack and the price of each limit in units of its row."""
 
     x: Vector
     slack: Vector
@@ -110,7 +111,8 @@ def maximised(gain: Vector, rows: Rows, limits: Vector) -> Vector:
 
 
 def optimum(gain: Vector, rows: Rows, limits: Vector) -> Optimum:
-    """Returns what `maximised` does, with slacks and prices: of each limit one is positive, and the other nearly 0.
+    """Returns the point of `maximised` with slacks and prices. For each limit one of them is positive and the other is
+    nearly 0.
 
     Raises ForerunError as `maximised` does.
     """
@@ -132,9 +134,9 @@ def optimum(gain: Vector, rows: Rows, limits: Vector) -> Optimum:
 
 
 class _Program:
-    """Largest `gain @ x` with `rows @ x + slack = limits`.
+    """Maximises `gain @ x` with `rows @ x + slack = limits`.
 
-    `price` is what a unit of each limit is worth, and `loss` what a unit of each variable costs beyond what it gains.
+    `price` is the value of a unit of each limit. `loss` is the cost of a unit of each variable minus its gain.
     """
 
     def __init__(self, rows: Rows, limits: Vector, gain: Vector) -> None:
@@ -145,7 +147,7 @@ class _Program:
 
     @property
     def point(self) -> Optimum:
-        """Returns where the program stands."""
+        """Returns the current point of the program."""
         return Optimum(self.x, self.slack, self.price)
 
     def _look(self) -> None:
@@ -204,11 +206,11 @@ class _Program:
         return to_x, to_loss, to_slack, to_price
 
     def _reach(self, to_x: Vector, to_slack: Vector) -> float:
-        """Returns which part of the changes keeps x and slacks positive."""
+        """Returns the share of the changes that keeps x and slacks positive."""
         return _part(np.concatenate([self.x, self.slack]), np.concatenate([to_x, to_slack]))
 
     def _reach_back(self, to_loss: Vector, to_price: Vector) -> float:
-        """Returns which part of the changes keeps losses and prices positive."""
+        """Returns the share of the changes that keeps losses and prices positive."""
         return _part(np.concatenate([self.loss, self.price]), np.concatenate([to_loss, to_price]))
 
 

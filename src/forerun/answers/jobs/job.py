@@ -42,7 +42,7 @@ class Traffic:
 
     @property
     def parts(self) -> tuple[Exchange, ...]:
-        """Returns what its communication consists of."""
+        """Returns the exchanges of the job's communication."""
         return self.exchanges or (Exchange(self.network_s),)
 
 
@@ -93,7 +93,7 @@ class Job:
 
 
 def check_duration(name: str, duration_s: float) -> None:
-    """Raises ForerunError for a job that lasts longer than what is simulated."""
+    """Raises ForerunError for a job that lasts longer than a simulation covers."""
     if not 0 < duration_s <= MOST_S:
         raise ForerunError(f"job {name} lasts {duration_s:g} s; jobs last up to 100 years")
 

@@ -21,7 +21,8 @@ _NOWHERE = np.zeros(0, np.int64)
 
 
 def messages(exchange: Exchange, nodes: I64) -> tuple[I64, I64, F64]:
-    """Returns sender, receiver and weight of messages between nodes; a GPU that sends all it can has weight 1.
+    """Returns sender, receiver and weight of each message between nodes. A GPU that sends at its full rate has weight
+    1.
 
     Args:
         nodes: (gpus,) the node of each GPU of the job. Its ranks follow the order of its GPUs.
@@ -62,7 +63,8 @@ def _between_members(exchange: Exchange, members: I64) -> tuple[I64, I64, F64]:
 
 
 def volumes(exchange: Exchange, nodes: I64) -> tuple[I64, I64, F64]:
-    """Returns sender, receiver and bytes of all messages, inside nodes too, over what a GPU sends in all.
+    """Returns sender, receiver and bytes of all messages, also inside nodes. Bytes are relative to all bytes that a GPU
+    sends.
 
     A ring through nodes with few lanes sends more over each of them. Inside a node GPUs send all to their neighbours.
     """
@@ -149,7 +151,7 @@ def longest_s(exchange: Exchange, gpus: tuple[int, ...], per_node: int, network:
 
 
 def _carried(network: Network, src: I64, dst: I64, sent: F64) -> F64:
-    """Returns what each link carries over its bandwidth, (links,), if NPUs `src` send `sent` to NPUs `dst`."""
+    """Returns the bytes on each link over its bandwidth, (links,), if NPUs `src` send `sent` to NPUs `dst`."""
     fabric = fabric_of(network)
     paths = fabric.topology.routes(src.astype(np.int32), dst.astype(np.int32))
     carried = np.bincount(paths.link, np.repeat(sent, paths.hops), len(fabric.bytes_per_s))

@@ -46,7 +46,7 @@ class ClusterRequest(Protocol):
         """Returns the name of the rule that places jobs on nodes."""
 
     def schedule(self, policy: str) -> list[Scheduled]:
-        """Returns what becomes of the jobs under a policy."""
+        """Returns the schedule of the jobs under a policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class PolicyOutcome:
 
     @property
     def failures(self) -> int:
-        """Returns how often a node failed under a job."""
+        """Returns the number of node failures that hit a job."""
         return sum(job.failures for job in self.jobs)
 
     @property
@@ -115,12 +115,14 @@ class PolicyOutcome:
 
     @property
     def fragmentation(self) -> float:
-        """The share of GPU time that lies free while a job waits that asks for no more (`fairness.fragmentation`)."""
+        """Returns the share of GPU time that is free although a job waits that would fit in it
+        (`fairness.fragmentation`).
+        """
         return fragmentation(self.jobs, self.gpus)
 
     @cached_property
     def finish_time_ratios(self) -> tuple[float, ...]:
-        """Completion times over those on an equal part of the cluster, in the order of the jobs."""
+        """Returns completion times over those on an equal part of the cluster, in the order of the jobs."""
         return tuple(finish_time_ratios(self.jobs, self.gpus).tolist())
 
     def finish_time_ratio(self, quantile: float) -> float:
@@ -129,11 +131,11 @@ class PolicyOutcome:
 
     @property
     def preemptions(self) -> int:
-        """Returns how often a job lost its GPUs before its end."""
+        """Returns the number of times that a job lost its GPUs before its end."""
         return sum(job.preemptions for job in self.jobs)
 
     def by_group(self) -> dict[str, GroupOutcome]:
-        """Returns what becomes of each group's jobs."""
+        """Returns the outcome of each group's jobs."""
         members: defaultdict[str, list[int]] = defaultdict(list)
         for i, job in enumerate(self.jobs):
             members[job.job.group].append(i)

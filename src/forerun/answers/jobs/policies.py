@@ -58,7 +58,9 @@ class Queue(ABC):
         """Starts the jobs that may start now."""
 
     def place_in_line(self, job: Progress) -> float:
-        """Returns where a job waits: those with smaller values stand before it, and equal ones by arrival."""
+        """Returns the value by which waiting jobs are ordered: smaller values come first, and equal ones in the order
+        of arrival.
+        """
         return 0.0
 
     def next_look_s(self, now_s: float) -> float:
@@ -92,9 +94,10 @@ class Ranking(ABC):
 
     @abstractmethod
     def keys(self, now: Now) -> Times:
-        """Returns where jobs stand: the least goes first, and of equal ones the one that stood before.
+        """Returns the sort key of each job.
 
-        It is asked for at every event for jobs that run, and once for a job that came or was stopped.
+        The job with the smallest key goes first; equal keys keep their order. Simulations call this at every event for
+        running jobs, and once for a job that arrived or was stopped.
         """
 
     def next_look_s(self, running: Now, now_s: float) -> float:
@@ -266,7 +269,7 @@ class ConservativeBackfill(Queue):
 
 
 class Sorted(Ranking):
-    """Jobs in the order of a function of what they are now."""
+    """Orders jobs by a function of their present state."""
 
     def __init__(self, function: Callable[[Now], npt.NDArray[Any]]) -> None:
         self.function = function
@@ -303,10 +306,11 @@ class LeastAttained(Ranking):
 
 
 class Gittins(Ranking):
-    """The job goes first that is likeliest to end soon for the GPU-seconds that it will take (Gittins, 1979).
+    """Runs the job with the largest Gittins index first (Gittins, 1979): the job with the best chance to end soon per
+    GPU-second.
 
-    The index of a job that has had `a` GPU-seconds is the largest, over all b above a, of the share of jobs that end
-    between a and b, over the mean GPU-seconds that those beyond a take between a and b. The policy knows the
+    The index of a job that has had `a` GPU-seconds is a maximum over all b above a. It divides the share of jobs that
+    end between a and b by the mean GPU-seconds that jobs beyond a take between a and b. The policy knows the
     distribution of GPU-seconds over jobs, but not those of a single one.
     """
 

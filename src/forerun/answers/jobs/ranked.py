@@ -16,7 +16,7 @@ from forerun.answers.jobs.simulation import Simulation, Terms
 
 
 class RankedSimulation(Simulation):
-    """Holds what a policy sees of jobs in arrays by number, so that thousands may wait."""
+    """Keeps the state of jobs that a policy sees in arrays by job number, so that thousands of jobs may wait."""
 
     def __init__(self, jobs: Sequence[Job], place: Placer, rule: Ranking, terms: Terms) -> None:
         super().__init__(jobs, place, terms)

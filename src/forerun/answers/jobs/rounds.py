@@ -96,12 +96,12 @@ def in_rounds(
     how: NodesOfKinds = COUNTED,
     beside: Beside | None = None,
 ) -> list[Scheduled]:
-    """Returns what becomes of every job, in the order in which they end.
+    """Returns the outcome of every job, in the order of their ends.
 
     Args:
         workers: GPUs of each kind, in the order of the jobs' rates.
         how: the nodes that they are in. Jobs are placed anew in each round.
-        beside: how fast jobs are that share GPUs, under policies that pack them; others share none.
+        beside: speeds of jobs that share GPUs, for policies that pack jobs; other policies share no GPUs.
 
     Raises:
         UnknownName: there is no such policy.

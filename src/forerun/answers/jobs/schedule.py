@@ -20,7 +20,7 @@ def schedule(
     placement: str = "count",
     terms: Terms = USUAL,
 ) -> list[Scheduled]:
-    """Returns what becomes of every job, in the order in which they end.
+    """Returns the outcome of every job, in the order of their ends.
 
     Raises:
         UnknownName: there is no such policy or placement.

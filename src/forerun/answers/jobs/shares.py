@@ -80,7 +80,7 @@ class Demand:
 
 
 class Shares(ABC):
-    """Says which share of the time each unit should run on each kind of GPU, as an array of [unit, kind]."""
+    """Computes the share of time for which each unit should run on each kind of GPU, as an array of [unit, kind]."""
 
     knows_rates: ClassVar[bool] = True
     in_order: ClassVar[bool] = False
@@ -140,7 +140,9 @@ def evenly(demand: Demand, per_step: Vector) -> tuple[Vector, float]:
 
 
 class MaxMinFairness(Shares):
-    """Jobs get equal parts of the cluster, by what they would do with all of it in turn."""
+    """Gives jobs equal parts of the cluster. A job's part is its speed over its mean speed on all GPUs of the
+    cluster.
+    """
 
     def of(self, demand: Demand) -> Vector:
         """Returns the shares that make the smallest part as large as it can be."""

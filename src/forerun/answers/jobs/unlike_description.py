@@ -1,4 +1,4 @@
-"""The keys of a file that describes a cluster of unlike GPUs and its jobs, and what they mean."""
+"""Defines the keys of a file that describes a cluster of unlike GPUs and its jobs."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ class UnlikeRequest:
         return "in rounds" if self.nodes.placement == COUNT else f"{self.nodes.placement}, in rounds"
 
     def schedule(self, policy: str) -> list[Scheduled]:
-        """Returns what becomes of the jobs under a policy. Raises as `in_rounds` does."""
+        """Returns the schedule of the jobs under a policy. Raises as `in_rounds` does."""
         return in_rounds(self.jobs, tuple(self.workers.values()), policy, self.nodes, self.beside)
 
 
 def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> UnlikeRequest:
-    """Returns what `data` describes; files that it names lie in `folder`.
+    """Reads a cluster of unlike GPUs and its jobs from `data`. Paths are relative to `folder`.
 
     Raises ForerunError, which names the place and the key, where it says something wrong.
     """
@@ -145,7 +145,7 @@ def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -
 
 
 def _beside(pairs: list[PairEntry], jobs: tuple[SteppedJob, ...], kinds: tuple[str, ...], place: str) -> Beside:
-    """Returns how fast the jobs of pairs are beside each other, in either order.
+    """Returns the speeds of the two jobs of each pair beside each other, in either order.
 
     Raises ForerunError for a pair that makes no sense.
     """
@@ -197,7 +197,7 @@ def _job(entry: SteppedEntry, kinds: tuple[str, ...], clusters: dict[str, str], 
 def _predicted(
     entry: PlanEntry, gpus: int, kinds: tuple[str, ...], clusters: dict[str, str], place: str
 ) -> dict[str, Prediction]:
-    """Returns what is predicted of a plan on each kind of GPU on which it runs and fits in memory.
+    """Returns the prediction of a plan for each kind of GPU on which the plan runs and fits in memory.
 
     Raises ForerunError for a kind without a cluster, or where the plan runs on none.
     """

@@ -44,7 +44,7 @@ def temporal_breakdown(windows: Sequence[Window]) -> Table:
 
 
 def overlap(windows: Sequence[Window]) -> Table:
-    """Returns which share of each rank's communication runs beside computation."""
+    """Returns the share of each rank's communication that runs beside computation."""
     rows: list[tuple[Cell, ...]] = []
     for one in windows:
         sets = [_union(one, of_type(one, kind)) for kind in (KernelType.COMMUNICATION, KernelType.COMPUTATION)]

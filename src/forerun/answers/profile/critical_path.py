@@ -165,7 +165,7 @@ def path_summary(paths: Sequence[CriticalPath]) -> Table:
 
 
 def _clipped(window: Window, start: float, end: float) -> I64:
-    """Returns the rows of the part, in the file's order: the host's events, and what they launch."""
+    """Returns the rows of the part, in the file's order: the host's events, and the work that they launch."""
     on_host = window.stream == NONE
     inside = (window.ts_us >= start) & (window.ts_us <= end) & (window.dur_us > 0)
     host = np.flatnonzero(on_host & inside)

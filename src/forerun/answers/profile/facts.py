@@ -1,4 +1,4 @@
-"""Finds what a profile holds and what it lacks."""
+"""Lists the contents of a profile and the parts that it lacks."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def queue_summary(windows: Sequence[Window]) -> Table:
 
 
 def launch_stats(window: Window) -> Table:
-    """Returns the time of each launch, of what it runs, and the delay between the two."""
+    """Returns the time of each launch, the time of the work that it launches, and the delay between both."""
     calls = np.flatnonzero(~window.on_stream & (window.correlation != NONE))
     timed = np.unique(window.correlation[window.named(_TIMED_LAUNCHES)])
     calls = calls[np.isin(window.correlation[calls], timed)]

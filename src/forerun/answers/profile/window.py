@@ -163,7 +163,7 @@ def last_with(keys: I64, wanted: I64) -> I64:
 
 
 def counts_of(keys: I64, wanted: I64) -> I64:
-    """Returns how often `keys` has each wanted key."""
+    """Returns the number of times that `keys` contains each wanted key."""
     ordered = np.sort(keys)
     return np.searchsorted(ordered, wanted, side="right") - np.searchsorted(ordered, wanted, side="left")
 

@@ -2,8 +2,8 @@
 
 Compilation and the framework change the speed of a run but not its results, so a search that leaves them open tries
 their values. It tries current frameworks whose rates were fitted to measured steps; others have wide bands. A narrower
-precision changes the results. The search never chooses it by itself, nor a framework without measured steps: a `Choice`
-says what they would gain.
+precision changes the results. The search never chooses a precision or a framework without measured steps by itself: a
+`Choice` says how much they would gain.
 """
 
 from __future__ import annotations

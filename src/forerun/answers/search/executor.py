@@ -46,8 +46,8 @@ class Question:
     """argument of `predict`"""
 
     def basis(self) -> str:
-        """Returns a digest of everything that an answer depends on beside the plan, including Forerun itself and the
-        user's cost profile.
+        """Returns a digest of all inputs of an answer except the plan, including Forerun itself and the user's cost
+        profile.
 
         Raises ForerunError where the profile can't be read.
         """

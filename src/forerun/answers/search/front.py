@@ -115,7 +115,7 @@ def time_and_memory_front(
 
 
 def _dominated(found: Sequence[Prediction], time_s: NDArray[np.float64], gib: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Returns which pairs of `time_s` and `gib`, (n,), some plan of `found` matches or beats in both, (n,)."""
+    """Returns a mask of the pairs of `time_s` and `gib`, (n,), that some plan of `found` matches or beats in both."""
     if not found:
         return np.zeros(len(time_s), np.bool_)
     times = np.array([each.step_time_s for each in found])

@@ -1,7 +1,7 @@
 """Heat maps of a search: the best plan for each pair of values of two axes, as far as it is known.
 
-A cell shows the best value of the objective where it is certain, a lower bound of it where a plan that was not
-simulated might be better, the least memory needed where no plan fits, or nothing where no plan is possible.
+A cell shows the best value of the objective if it is certain. It shows a lower bound if a plan that was not simulated
+might be better, and the least memory needed if no plan fits. It is empty if no plan is possible.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class LeastTimes:
     """Answers lower bounds of the times of units.
 
     The more samples a micro batch has, the less time a unit takes for each: kernels and collectives have a part that
-    does not grow, and larger ones are no less efficient. So the units of a few micro batches stand for those of which
-    they are multiples. Where long kernels throttle the device, or the user has measured kernels, each micro batch
+    does not grow, and larger ones are no less efficient. So the units of a few micro batch sizes stand for those of the
+    multiples of these sizes. Where long kernels throttle the device, or the user has measured kernels, each micro batch
     stands for itself. A backward pass takes as long as its input and weight gradients one after the other.
     """
 

@@ -121,8 +121,8 @@ class Pipeline:
         return out
 
     def held(self, n_microbatches: int) -> tuple[Held, Held]:
-        """Returns what the first rank holds at its first backward pass, and at the last of the backward passes at which
-        it holds the most micro batches, where it also has the most gradients.
+        """Returns the memory contents of the first rank at two moments. The first is its first backward pass. The
+        second is the last backward pass at which it holds the most micro batches; then it also has the most gradients.
 
         A forward pass beside a backward pass has not kept anything when both start.
         """

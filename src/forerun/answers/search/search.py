@@ -172,7 +172,7 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
 def _result(
     place: Place, objective: Objective, keep: int, run: Simulating, chosen: Spaces, tally: Tally
 ) -> SearchResult:
-    """Returns what `run` knows now of the plans of `chosen`."""
+    """Returns the present result of `run` for the plans of `chosen`."""
     model, cluster, n_gpus, seq_len, global_batch = place
     limit_gib = cluster.device.memory_bytes / GIB
     outcome = run.outcome(chosen, limit_gib)

@@ -140,8 +140,10 @@ class Shared:
         return out
 
     def held(self, which: int) -> tuple[F64, F64, F64]:
-        """Returns three figures, (kinds,) each, at the first (0) or the fullest (1) backward pass of the first rank:
-        bytes of activations, elements with gradients of earlier micro batches, elements of the unit that starts."""
+        """Returns three figures, (kinds,) each, at the first (0) or the fullest (1) backward pass of the first rank.
+        They are bytes of activations, elements with gradients of earlier micro batches, and elements of the unit that
+        starts.
+        """
         kept = self._by_unit([size.kept for size in self.sizes])
         rise = self._by_unit([size.backward_rise for size in self.sizes])
         total = self.dense + self.experts

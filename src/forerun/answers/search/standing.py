@@ -1,4 +1,4 @@
-"""Says where one plan stands among the plans that a search finds for the same question."""
+"""Ranks one plan among the plans that a search finds for the same question."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A file of predictions by plan, so that an interrupted search can continue.
 
 A search that starts again with the same file simulates only the plans that are missing there, and has the same result.
-The key of an answer contains everything that its figures depend on, so any searches may share a file. It does not
-contain objective, places and limits of axes.
+The key of an answer contains all inputs of its figures, so any searches may share a file. It does not contain the
+objective, the number of places or the limits of axes.
 """
 
 from __future__ import annotations

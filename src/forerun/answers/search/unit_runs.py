@@ -196,7 +196,7 @@ class UnitRuns:
         return tuple((group.nodes, group.ranks_per_node) for group in inside)
 
     def key(self, plan: Plan) -> Key:
-        """Returns what the units of `plan` depend on."""
+        """Returns the part of `plan` that determines its units."""
         if plan not in self._keys:
             needed = plan.ep * plan.etp
             alone = replace(plan, **ALONE, dp_shard=needed // gcd(needed, plan.cp * plan.tp))  # type: ignore[arg-type]

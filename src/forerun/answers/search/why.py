@@ -59,7 +59,7 @@ def _counts(status: NDArray[np.str_]) -> str:
 def _matching(
     result: SearchResult, columns: Mapping[str, NDArray[np.generic]], wanted: Mapping[str, object]
 ) -> NDArray[np.bool_]:
-    """Returns which rows of `columns` have the wanted values, (n,)."""
+    """Returns a mask of the rows of `columns` that have the wanted values, (n,)."""
     found = np.ones(len(columns["status"]), np.bool_)
     if not len(found):
         return found

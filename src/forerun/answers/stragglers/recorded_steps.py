@@ -69,10 +69,10 @@ class RecordedSteps:
 
 
 def read_steps(path: str | Path) -> RecordedSteps:
-    """Returns the steps that a Parquet file records, which has a row for each operation.
+    """Reads the steps of a Parquet file with a row for each operation.
 
-    A step that lacks operations which others have is left out, and a note says so. Raises ForerunError, which names
-    the file and what is wrong with it.
+    It omits a step that lacks operations of the other steps, and adds a note. Raises ForerunError, which names the file
+    and what is wrong with it.
     """
     whole, times, kinds = _read(Path(path))
     operations, of_operation = _operations(kinds, whole["seq_id"], whole["stage"])

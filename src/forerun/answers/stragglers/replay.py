@@ -18,8 +18,9 @@ _CLOCKS_S = 0.01
 class Work:
     """Holds the times that the operations of a job need, in seconds, as arrays of [operation, step, replica].
 
-    `busy_s` is a computation's time, and a communication's from the start of its last participant on. `late_s` is how
-    long an operation starts after all that it waits for has ended: what the host does between, for example.
+    `busy_s` is the time of a computation, or the time of a communication after its last participant has started.
+    `late_s` is the delay between the end of the last dependency of an operation and its start, for example by work of
+    the host.
     """
 
     busy_s: Times

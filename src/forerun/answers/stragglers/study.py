@@ -71,7 +71,7 @@ class StragglerCosts:
 
 
 def straggler_costs(recorded: RecordedSteps) -> StragglerCosts:
-    """Returns what stragglers cost the recorded steps. Raises ForerunError as `dependencies` does."""
+    """Returns the cost of stragglers in the recorded steps. Raises ForerunError as `dependencies` does."""
     costs = _Costs(Replay(recorded))
     operations = len(recorded.operations)
     by_stage = {stage: costs.slowdown(costs.at_stages([stage])) for stage in range(recorded.stages)}

@@ -207,7 +207,7 @@ def _best_plan(desk: _Desk, most: int) -> _Trial | None:
 
 
 def _plain(trials: list[_Trial]) -> Iterator[_Trial]:
-    """Yields `trials` without those of which a part has the same effect: the simpler change is the better one."""
+    """Yields `trials`, without those that gain no more than a part of themselves: the simpler change is better."""
     parts = [(set(map(repr, trial.candidate.change.items())), trial) for trial in trials]
     for number, (change, trial) in enumerate(parts):
         simpler = (

@@ -59,7 +59,9 @@ class Candidate:
 
     @property
     def touches(self) -> frozenset[str]:
-        """Returns what the change touches; candidates that touch nothing in common can be combined."""
+        """Returns the names of the settings that the change touches. Candidates without a common setting can be
+        combined.
+        """
         bytes_of_gradients = {"gradients"} if self.kind in _OF_GRADIENTS else set()
         return frozenset({self.kind, *self.change, *bytes_of_gradients})
 

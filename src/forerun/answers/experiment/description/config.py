@@ -130,7 +130,7 @@ def network_config(section: NetworkSection) -> dict[str, Any]:
 
 
 def prices_config(section: dict[str, Any], prices: Prices) -> dict[str, Any]:
-    """Returns `prices`; what a price file says in place of its path."""
+    """Returns `prices`, with the contents of a price file in place of its path."""
     if prices.by_name and prices.dollars_per_gpu_hour is not None:
         return dict(section)  # prices by name here and one for the rest in a file: no single key says both
     data = asdict(prices)
@@ -146,7 +146,7 @@ def _dumped(section: Section) -> dict[str, Any]:
 
 
 def _ordered(kind: type[Section], data: dict[str, Any]) -> dict[str, Any]:
-    """Returns `data` in the order of the schema, so that what is read back is written alike."""
+    """Returns `data` in the order of the schema. A file that is read and written again stays the same."""
     return {key: data[key] for key in kind.model_fields if key in data}
 
 

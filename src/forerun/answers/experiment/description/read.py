@@ -75,13 +75,12 @@ def read_experiment(source: str | Path | Mapping[str, Any]) -> Request:
 
 
 def changed(request: Request, changes: Mapping[str, Any]) -> Request:
-    """Returns `request` with other values of keys, named as `section.key`: {"training.num_nodes": 8}. None takes a key
-    away.
+    """Returns `request` with other values of keys, named as `section.key`: {"training.num_nodes": 8}.
 
-    All else is as it was given, so that what follows from a key follows from its new value: the plan from the number
-    of nodes, mixed_precision from the device, a topology from its size. What a key replaces goes, unless it is among
-    the changes: with another gpu_model the figures of the old one, with another model the old one's dimensions, with
-    a key of a Plan the other word for it.
+    None removes a key. All other keys stay as they were given, and values that follow from a changed key are derived
+    again: the plan from the number of nodes, mixed_precision from the device, a topology from its size. Keys that the
+    change replaces are removed, unless they are among the changes: another gpu_model removes the figures of the old
+    one, another model removes the old one's dimensions, and a key of a Plan removes the other key for the same field.
 
     Raises ForerunError as `read_experiment` does, and for a request that was not made from sections.
     """

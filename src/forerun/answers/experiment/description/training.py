@@ -47,7 +47,7 @@ def peak_dtype(precision: str) -> str:
 
 
 def precision_of(given: bool | str, devices: tuple[Device, ...], convolutional: bool, place: str) -> str:
-    """Returns the precision that mixed_precision means on `devices`, all of which have it.
+    """Returns the precision that mixed_precision means on `devices`. All of the devices have it.
 
     true is bf16, or fp16 where a device has no bf16; false is fp32, for convolutions tf32 where all devices have it
     (torch.backends.cudnn.allow_tf32 is on and torch.backends.cuda.matmul.allow_tf32 off unless they are set).
@@ -113,11 +113,11 @@ def bounded(plan_keys: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def open_axes(fields: Mapping[str, Any], least_zero_stage: int) -> dict[str, Any]:
-    """Returns `fields` of a Plan with zero_stage, and -1 for the data-parallel axis that takes the rest of the GPUs.
+    """Returns `fields` of a Plan with zero_stage. The data-parallel axis that takes the remaining GPUs is -1.
 
     Without dp_shard and dp_replicate, data parallelism is DDP over the GPUs that other axes leave: replicas with
     zero_stage 0, which is the default, shards with a higher one. A dp_shard without zero_stage is FSDP (3), as in any
-    Plan. `least_zero_stage` is what the communication pattern means.
+    Plan. `least_zero_stage` is the lowest ZeRO stage that the communication pattern implies.
     """
     values = dict(fields)
     sharded = values.get("dp_shard", 1) != 1
