@@ -63,14 +63,14 @@ def opened(path: str | Path, most_bytes: int | None = None) -> Iterator[BinaryIO
 
 
 def refuse_special(about: os.stat_result, path: str | Path) -> None:
-    """Raises ForerunError unless `about` is what `stat` says of a regular file."""
+    """Raises ForerunError unless `about`, a result of `stat`, is that of a regular file."""
     if not stat.S_ISREG(about.st_mode):
         what = next((name for is_kind, name in _NO_FILES if is_kind(about.st_mode)), "no file")
         raise ForerunError(f"{path}: can't be read: it is {what}; give a regular file")
 
 
 def read_bytes(path: str | Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
-    """Returns what a file holds. Raises ForerunError as `opened` does."""
+    """Returns the bytes of a file. Raises ForerunError as `opened` does."""
     with opened(path, most_bytes) as file:
         try:
             content = file.read(most_bytes + 1)
@@ -82,7 +82,7 @@ def read_bytes(path: str | Path, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int = MOST_TEXT_BYTES) -> str:
-    """Returns what a text file holds, without a byte order mark and with \\n as the end of each line.
+    """Returns the text of a file, without a byte order mark and with \\n as the end of each line.
 
     Raises ForerunError as `opened` does, and for text that is not UTF-8.
     """
@@ -98,12 +98,12 @@ def decoded(content: bytes, place: str) -> str:
 
 
 def read_json(path: str | Path) -> Any:
-    """Returns what a JSON file holds. Raises ForerunError, naming the file and the line."""
+    """Returns the value in a JSON file. Raises ForerunError, naming the file and the line."""
     return parse_json(read_text(path), str(path))
 
 
 def parse_json(text: str, place: str, any_number: bool = False, line: int | None = None) -> Any:
-    """Returns what a JSON text holds.
+    """Returns the value of a JSON text.
 
     Args:
         any_number: reads numbers that `admit` refuses too, for files of others of which some keys are never used.
@@ -166,7 +166,7 @@ def _problem_of_key(key: Any) -> str:
 
 
 def _problem(kind: type, value: Any, any_number: bool) -> str:
-    """Says what is wrong with a value that holds no others; an empty text where nothing is."""
+    """Describes the error in a value that is no list or mapping. The text is empty if there is none."""
     if kind is str:
         return _problem_of_text(value)
     if kind is float:

@@ -49,7 +49,7 @@ class ImpossiblePlan(ForerunError):
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Context manager that puts `place` before the messages of errors."""
+    """Puts `place` before the messages of errors in its block."""
     try:
         yield
     except (ImpossiblePlan, ImpossibleResult) as error:

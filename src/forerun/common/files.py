@@ -30,9 +30,9 @@ def make_folder(path: str | Path) -> Path:
 def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     """Opens a file whose content is at `path` when the block ends; if the block fails, nothing changes there.
 
-    A temporary file beside a plain file takes its place. A link stays, and what it leads to is written. What can't be
-    replaced without a loss (a device, a pipe, a file of another user or with further names) is written in place, after
-    the block.
+    A temporary file beside a plain file takes its place. A link stays, and its target is written. A target that can't
+    be replaced without a loss (a device, a pipe, a file of another user or with further names) is written in place,
+    after the block.
 
     Raises ForerunError if the file can't be written.
     """
@@ -99,7 +99,7 @@ class WholeFiles:
 
 
 def _place_of(path: Path) -> tuple[Path, int | None]:
-    """Returns where a file is to be made and with which mode, or `path` and None where it is written in place."""
+    """Returns the path and the mode of the new file. Returns `path` and None if the file is written in place."""
     try:
         about = path.stat()
     except FileNotFoundError:

@@ -110,7 +110,7 @@ def _numba() -> Any:
             self.said = True
 
         def on_end(self, event: Any) -> None:
-            """Does nothing: the answer follows."""
+            """Does nothing, because the answer follows at once."""
 
     event.register("numba:compile", Announced())  # type: ignore[no-untyped-call]
 

@@ -20,7 +20,7 @@ def parsed_ahead(text: str) -> Any:
 
 
 def digest(text: str) -> str:
-    """Names a text by what it says."""
+    """Returns a digest of a text."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -43,7 +43,7 @@ def default_workers() -> int:
 
 
 class Processes(Generic[Task, Answer]):
-    """Answers tasks with `workers` processes, each of which gets up to `chunk` tasks at a time. A context manager.
+    """Answers tasks with `workers` processes. Each process gets up to `chunk` tasks at a time. A context manager.
 
     With one worker, or fewer than `worth_a_pool` tasks, this process answers them itself, since starting processes
     would take longer. Raises ForerunError for fewer than one worker.

@@ -172,8 +172,9 @@ def _address(function: Any) -> int:
 def _caller(library: Library, variant: dict[str, Any]) -> Callable[..., Any]:
     """Returns a Python function that passes its arguments on to a native function.
 
-    It raises Mismatch where they are of other types or the native function raises an exception, which numba's function
-    raises too, TypeError where an int is none, and OverflowError where an int has more than 64 bits.
+    It raises Mismatch if an argument has another type or if the native function raises an exception; numba's function
+    then raises the same exception. It raises TypeError if an int is no number, and OverflowError if an int has more
+    than 64 bits.
     """
     arguments, result = variant["arguments"], variant["result"]
     words = list(leaves(arguments))
@@ -246,7 +247,9 @@ def _packed(layouts: Sequence[Layout], values: Sequence[str], names: dict[str, A
 
 
 def _spec(shim: int, result: Layout, first: int) -> tuple[array[int], list[np.dtype[Any]]]:
-    """Returns what `forerun_call` reads of a result whose words begin at `first`, and the dtypes that it points to."""
+    """Returns the description of a result for `forerun_call`, whose words begin at `first`, and the dtypes that it
+    points to.
+    """
     arrays, dtypes, place = array("q"), [], first
     for leaf in leaves([result]):
         if is_array(leaf):

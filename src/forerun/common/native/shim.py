@@ -1,7 +1,7 @@
 """Writes the function that stands between Python objects and a compiled function.
 
-A shim takes the address of words (see `layout`). It checks that each array is what was compiled for and makes numba's
-arrays of their addresses. The caller checks the dtypes of records, which are equal without being the same object. The
+A shim takes the address of words (see `layout`). It checks that each array has the compiled type, and makes numba's
+arrays from their addresses. The caller checks the dtypes of records, which are equal without being the same object. The
 shim then calls the function, and writes one word for each int, bool or float of the result and `2 + dimensions` words
 for each array: the memory to release in the end, the first element, the lengths. `runtime.ll` makes arrays of these.
 

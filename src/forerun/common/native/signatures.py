@@ -1,4 +1,4 @@
-"""The types that functions are called with, which decide what the build compiles.
+"""The argument types of functions. The build compiles the functions for these types.
 
 With `FORERUN_RECORD_SIGNATURES=FILE` in its environment, a command compiles everything with numba and appends the types
 of its calls to FILE, in lines as `signatures.jsonl` has them.
@@ -20,7 +20,7 @@ _recorded: list[Signature] = []
 
 
 def signatures() -> list[Signature]:
-    """Returns what the build compiles."""
+    """Returns the signatures that the build compiles."""
     text = Path(__file__).with_name("signatures.jsonl").read_text(encoding="utf-8")
     return [(name, variant) for name, variant in map(json.loads, text.splitlines())]
 

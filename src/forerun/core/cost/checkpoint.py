@@ -61,7 +61,7 @@ def save_cost(
         host_bytes_per_s: rate of a rank's copies to pinned host memory.
         mode: `disabled` writes while it copies, and the loop waits for both; `async` waits for a copy into new host
             memory, and writes beside the next steps; `async_with_pinned_mem` also copies beside the next step, into
-            pinned memory, and waits for the rest of it before the optimizer changes what is copied.
+            pinned memory, and waits for the rest of the copy before the optimizer changes the parameters.
         cover_s: seconds of a step before its optimizer begins, beside which pinned copies run.
         interval_s: seconds of the steps between two saves; a save first waits until the one before it is complete.
     """

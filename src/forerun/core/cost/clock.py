@@ -77,7 +77,8 @@ def slows_long_kernels(device: Device) -> bool:
 def clock(device: Device, dtype: str) -> float | None:
     """Returns the clock of a long step over that of a short benchmark, at most 1; None where `is_known` is false.
 
-    A dtype of which the file knows no energy runs at the clock of bf16, and at full clock without 2-byte matrix units.
+    A dtype without an energy in the file runs at the clock of bf16. A device without 2-byte matrix units runs at full
+    clock.
     """
     constants = power_constants()
     draw = constants.architectures.get(device.architecture)

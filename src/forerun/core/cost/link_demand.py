@@ -38,8 +38,8 @@ def link_demand(
     """Returns the shares of links that the rows of `ops` use in `duration_ps`; None where no row uses any.
 
     The links are a rank's own at every level of `cluster`, each way, or with `network` those of the topology, under all
-    equal groups of an axis at once. Rows `without` use no link, as it is unknown what they send where. Without peer
-    access the link inside a node is the path through host memory, which each op uses for `host_path_ps` (n_ops,).
+    equal groups of an axis at once. Rows `without` use no link, because their messages are unknown. Without peer access
+    the link inside a node is the path through host memory, which each op uses for `host_path_ps` (n_ops,).
     """
     moves = ops.is_communication & (duration_ps > 0)
     if without is not None:

@@ -170,7 +170,7 @@ class _Row:
         return value
 
     def choice(self, column: str, choices: Mapping[str, Choice]) -> Choice:
-        """Returns what the cell means among `choices`, whatever its case and dashes."""
+        """Returns the value in `choices` that the cell names. Case and dashes do not matter."""
         value = self.cells.get(column, "").lower().replace("-", "_")
         if value not in choices:
             raise self.wrong(column, f"one of {', '.join(choices)}")

@@ -36,7 +36,7 @@ class NcclChoice:
 
 
 def nccl_choices(kind: str, sizes: Sequence[int], cluster: Cluster, n_gpus: int) -> list[NcclChoice]:
-    """Returns what NCCL chooses for a collective of each size among `n_gpus` neighbours of `cluster`.
+    """Returns NCCL's choice for a collective of each size among `n_gpus` neighbours of `cluster`.
 
     Raises ForerunError for an unknown collective, fewer than two GPUs, or more than the cluster joins.
     """

@@ -39,9 +39,9 @@ def refuse_faster(
 
     Args:
         duration_ps: picoseconds of each op, (n_ops,).
-        unbound: ops whose time the user measured or a pattern of messages tells, (n_ops,).
+        unbound: ops whose time is measured by the user or follows from a pattern of messages, (n_ops,).
         on_links: whether collectives run on the links of the cluster, not on a topology.
-        network_rate: times the rate of the links that a question such as "what if they were free" assumes.
+        network_rate: factor on the rate of the links, for a question such as "what if they were free".
     """
     least_s = least_compute_s(ops, cluster.device)
     if on_links:

@@ -32,9 +32,10 @@ def recorded_ps(
 ) -> I64:
     """Returns picoseconds of every op of a profiled step on `cluster`, (n_ops,), -1 for those without a recorded time.
 
-    Each time is the recorded one, times what the models say of the op here over what they say of it on the reference
-    system of the device that it was recorded on. An op of which the models know no amount keeps its time, and all do
-    where that device is not known. The host's own time follows the stack's time of a launch, on any system.
+    Each time is the recorded one times a ratio: the modelled time on `cluster` over the modelled time on the reference
+    system of the device that the profile comes from. An op whose amount of work is unknown keeps its time. If that
+    device is unknown, all ops keep their times. The host's own time follows the stack's time of a launch, on any
+    system.
 
     Raises ForerunError like `durations_ps`.
     """

@@ -36,7 +36,7 @@ from forerun.describe.stacks.stack import Stack
 
 @dataclass(frozen=True, slots=True)
 class Launching:
-    """Says how kernels are launched: by the host one by one, by torch.compile's code, or by a CUDA graph."""
+    """Describes how kernels are launched: one by one from the host, from torch.compile's code, or from a CUDA graph."""
 
     compiled: bool = False
     """whether all ops run in compiled regions"""
@@ -90,10 +90,10 @@ def step_costs(
     is faster than the path through host memory that GPUs without peer access share; the stack's rates do not change
     that path. Times in `measured` replace all others and are scaled neither by the clock of long steps nor by the
     stack's rates. Collectives that `pattern` prices ignore `measured`, which holds times of NCCL's algorithms. Products
-    in compiled regions are padded where that pays. Times of a profiled step (`recorded`) go before those of the models
-    and hold what ran beside each op, so nothing slows them once more; neither does anything slow the user's own times
-    of such ops. Each kernel pays the gap between two launches on
-    the device; under CUDA graphs host time and gap are 0.
+    in compiled regions are padded where that pays. Times of a profiled step (`recorded`) replace those of the models.
+    They already contain the slowing by the work that ran beside each op, so nothing slows them again. Nothing slows the
+    user's own times of such ops either. Each kernel pays the gap between two launches on the device; under CUDA graphs
+    host time and gap are 0.
     """
     rates = rates_of(cluster, stack)
     pace = slowest_clock(n_gpus) * (1.0 - launching.reserved_sms / cluster.device.multiprocessors)

@@ -238,7 +238,7 @@ def _sweep(c: int, now: int, nodes: Nodes, costs: OpCosts, links: Links, run: Ru
 
 @njit
 def run_contended(nodes: Nodes, costs: OpCosts, links: Links) -> tuple[I64, I64, I64, I64, bool]:
-    """Returns what `run_dataflow` does, with compute and network of a class slowing each other and sharing `links`."""
+    """Runs the nodes as `run_dataflow` does. Compute and network of a class slow each other and share `links`."""
     run = new_run(nodes)
     _run(nodes, costs, links, run)
     class_end, stuck = class_ends(nodes, run)
@@ -249,8 +249,8 @@ def run_contended(nodes: Nodes, costs: OpCosts, links: Links) -> tuple[I64, I64,
 def _run(nodes: Nodes, costs: OpCosts, links: Links, run: Run) -> None:
     """Runs every node that can run.
 
-    Speeds change when everything that starts or ends at an instant, in whatever class, has done so: a rate that is lost
-    and won back at once leaves no trace, and the order of classes none either.
+    Speeds change after all starts and ends of an instant, in all classes. So a rate that changes and changes back at
+    once has no effect, and neither has the order of classes.
     """
     hosts = run.hosts
     n_classes = len(hosts)

@@ -42,7 +42,8 @@ class LinkDemand:
 
     @staticmethod
     def of(share: I64, receiving_only: Mask) -> LinkDemand:
-        """Returns demand on links that carry what a rank sends or, where `receiving_only` (n_links,), what it receives.
+        """Returns the demand on links that carry the messages that a rank sends or, where `receiving_only` (n_links,)
+        is true, receives.
 
         Pipeline streams send or receive; nodes of all other streams do both.
         """
@@ -84,7 +85,7 @@ def links_of(demand: LinkDemand | None, n_ops: int, n_classes: int) -> Links:
 
 
 def used_pairs(op: I32, stream: I8, n_ops: int) -> Mask:
-    """Returns which ops run on which streams, (n_ops, n_streams)."""
+    """Returns a mask of the streams that each op runs on, (n_ops, n_streams)."""
     used = np.zeros((n_ops, N_STREAMS), np.bool_)
     _mark(op, stream, used)
     return used
@@ -104,10 +105,11 @@ def pairs_of_program(program: Program) -> Mask:
 
 
 def crowded_links(demand: LinkDemand, used: Mask) -> LinkDemand | None:
-    """Returns `demand` on the links that may have more to carry than they can; None where there is no such link.
+    """Returns `demand` on the links that might get more work than they can carry. Returns None if there is no such
+    link.
 
-    A link can't where the largest demands of the streams of `used` (n_ops, n_streams) sum to no more than FULL, and it
-    need not be watched where another one is always at least as loaded.
+    A link is never overloaded if the largest demands of the streams of `used` (n_ops, n_streams) sum to no more than
+    FULL. A link need not be watched if another one always has at least the same load.
     """
     busy = np.flatnonzero(demand.asks)
     row, stream = np.nonzero(used[busy])
@@ -126,5 +128,5 @@ def crowded_links(demand: LinkDemand, used: Mask) -> LinkDemand | None:
 
 
 def _is_below(asked: I64, others: I64) -> bool:
-    """Returns whether some column of `others`, none of which equals `asked`, is at least `asked` in every row."""
+    """Returns whether some column of `others` is at least `asked` in every row. No column equals `asked`."""
     return bool((others >= asked[:, None]).all(axis=0).any())

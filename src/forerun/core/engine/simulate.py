@@ -62,12 +62,13 @@ def simulate(
       whose collectives meet take exactly the times of one of them alone, and so does a class that others wait for.
     * Inside a rank class, nodes share links. While the shares that running nodes ask of a link (`demand`) sum to more
       than all of it, each of them progresses at 1 / that sum, or slower where another link of its own is fuller; so a
-      link never carries more than it can. The nodes of a meeting are one transfer: what slows one of them so slows all.
+      link never carries more than it can. The nodes of a meeting are one transfer: a full link that slows one of them
+      slows all.
     * Remaining work is whole picoseconds: the work done in an interval is rounded down, the time still needed up.
     * Events at the same time are taken in order of (rank class, stream), and rates change after the last of them;
       nothing in the result depends on that order.
 
-    `describe` says what a node is called in errors, from its rank class and its number there.
+    `describe` returns the name of a node in errors, from its rank class and its number there.
 
     Slowing by company and by links multiply.
 

@@ -53,8 +53,9 @@ class AllocatorSettings:
         return self if vendor.lower() == "nvidia" else replace(self, expandable_segments=False)
 
     def rules(self, available_bytes: int | None) -> I64:
-        """Returns the settings as the kernels read them, for a device that can give `available_bytes`: below 0 where
-        what is outside the allocator takes more than there is, which is nothing."""
+        """Returns the settings as the kernels read them, for a device that can give `available_bytes`. A negative
+        number, which means that memory outside the allocator exceeds the device, counts as 0.
+        """
         rules = np.zeros(heap.N_RULES, np.int64)
         unlimited = heap.UNLIMITED
         available = unlimited if available_bytes is None else max(0, available_bytes)

@@ -71,11 +71,11 @@ class Replayed:
 
 
 class CachingAllocator:
-    """One device's allocator. It keeps what it holds from one call of `follow` to the next.
+    """The allocator of one device. It keeps its blocks from one call of `follow` to the next.
 
     Args:
-        settings: what PYTORCH_CUDA_ALLOC_CONF says.
-        available_bytes: what CUDA can give; None for as much as is wanted.
+        settings: the settings of PYTORCH_CUDA_ALLOC_CONF.
+        available_bytes: bytes that CUDA can give; None for no limit.
     """
 
     def __init__(self, settings: AllocatorSettings | None = None, available_bytes: int | None = None) -> None:
@@ -108,7 +108,7 @@ class CachingAllocator:
         return place
 
     def empty_cache(self) -> None:
-        """Gives what is not in use back to CUDA (torch.cuda.empty_cache)."""
+        """Returns unused segments to CUDA (torch.cuda.empty_cache)."""
         return_unused(self._heap)
 
     @property
@@ -162,7 +162,7 @@ class CachingAllocator:
 
 
 def replay(events: Events, settings: AllocatorSettings | None = None, available_bytes: int | None = None) -> Replayed:
-    """Returns what a fresh allocator does with `events`; see CachingAllocator."""
+    """Replays `events` on a new allocator and returns its state. See CachingAllocator."""
     allocator = CachingAllocator(settings, available_bytes)
     allocator.follow(events)
     return allocator.result

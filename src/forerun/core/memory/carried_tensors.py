@@ -1,8 +1,9 @@
 """Finds the tensors that a block frees and an earlier block left, in compiled code.
 
-A block names what it takes over by bytes and category alone. It is the newest tensor of that size of its own layer and
-micro batch, or else of any; or else tensors that were left one after the other and have the size together, the newest
-such; or else the oldest ones, of which the last may go in part: it is two tensors from the start then.
+A block names a tensor that it takes over by bytes and category alone. The newest tensor of that size of the block's own
+layer and micro batch is taken, or else the newest of any layer. If there is none, the newest run of consecutive tensors
+with that total size is taken. Otherwise the oldest tensors are taken, the last of them possibly in part; such a tensor
+counts as two from the start.
 
 Tensors of one key (category and bytes, with or without layer and micro batch) are a stack, which is found by the first
 of them in a table of hashes; tensors of one category are a list in the order in which they were left.
@@ -61,7 +62,7 @@ class CarriedTensors(NamedTuple):
 
 
 def no_carried_tensors(n_tensors: int, n_left: int, n_pieces: int) -> CarriedTensors:
-    """Returns space for `n_tensors`, of which `n_left` outlive their blocks and at most `n_pieces` are cut."""
+    """Returns space for `n_tensors`. Of these, `n_left` outlive their blocks and at most `n_pieces` are cut."""
     capacity = n_tensors + n_pieces
     n_slots = 1 << (2 * (n_left + n_pieces)).bit_length()
     return CarriedTensors(

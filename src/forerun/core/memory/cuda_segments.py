@@ -99,8 +99,9 @@ def _has_room(heap: Heap, block: int, size: int) -> bool:
 
 @kernel
 def _growing_block(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """Returns where an expandable segment has room for `size`: a free block before an unmapped one, or an unmapped one
-    (find_expandable_block)."""
+    """Finds the block of an expandable segment that has room for `size`: a free block before an unmapped one, or an
+    unmapped one (find_expandable_block).
+    """
     which = UNMAPPED_LARGE + pool
     for place in range(first_place(heap, which, stream, 0, 0), heap.counts[which]):
         block: int = heap.lists[which, place]

@@ -88,7 +88,7 @@ def outside_bytes(groups: Sequence[CommGroup], stack: Stack, cluster: Cluster, e
     """Returns the bytes of the context and of the communicators of `groups`.
 
     Neighbours in a pipeline have a communicator of two, and a rank has two neighbours. `every` are all groups of the
-    ranks, used or not, of which the stack makes further communicators.
+    ranks, used or not. The stack makes further communicators for some of them.
     """
     total = context_bytes(stack)
     for group in groups:

@@ -1,7 +1,7 @@
-"""The tensors that are allocated at the peak of a rank class, by what made them.
+"""The tensors that are allocated at the peak of a rank class, by the op that made them.
 
-A block names what it frees of earlier blocks by bytes and category alone: the newest tensor of that size goes, or else
-the oldest ones of the category, of which the last may go in part.
+A block names a tensor of an earlier block that it frees by bytes and category alone: the newest tensor of that size is
+freed. If there is none, the oldest ones of the category are freed, the last of them possibly in part.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ def peak_tensors(program: Program, rank_class: int, memory: MemoryProfile) -> li
 
 
 def _run(program: Program, block: Block, left: dict[Category, _Left], last: int) -> None:
-    """Adds what `block` has allocated while its node `last` runs, and takes away what it has freed by then.
+    """Adds the tensors that `block` has allocated while its node `last` runs, and removes those that it has freed by
+    then.
 
-    As in `profile`, a tensor that is freed after node i still stands while i runs.
+    As in `profile`, a tensor that is freed after node i is still allocated while i runs.
     """
     columns = (block.tensor_bytes, block.tensor_category, block.tensor_alloc, block.tensor_free)
     tensors = list(zip(*(column.tolist() for column in columns), strict=True))

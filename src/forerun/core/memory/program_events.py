@@ -102,11 +102,11 @@ def replay_steps(
     steps: int = _STEPS,
     apart: Sequence[Category] = (),
 ) -> tuple[Replayed, ...]:
-    """Returns the allocator's state after each of some steps; the last is one that runs out of memory, if any does.
+    """Returns the allocator's state after each of some steps. If a step runs out of memory, it is the last one.
 
     Args:
-        settings: what PYTORCH_CUDA_ALLOC_CONF says.
-        available_bytes: what the device leaves to the allocator; None for as much as is wanted.
+        settings: the settings of PYTORCH_CUDA_ALLOC_CONF.
+        available_bytes: bytes that the device leaves to the allocator; None for no limit.
         apart: categories of tensors that come from a private pool.
     """
     return follow_steps(step_events(program, rank_class, apart), settings, available_bytes, steps)
@@ -118,7 +118,7 @@ def follow_steps(
     available_bytes: int | None = None,
     steps: int = _STEPS,
 ) -> tuple[Replayed, ...]:
-    """Returns what `replay_steps` does, for events that are listed already."""
+    """Does the same as `replay_steps`, for events that the caller has listed."""
     allocator, step = CachingAllocator(settings, available_bytes), events.step
     place = allocator.follow(events.before)
     for part in (_part(step, 0, events.optimizer), events.states, _part(step, events.optimizer, len(step))):

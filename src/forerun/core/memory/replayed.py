@@ -19,11 +19,12 @@ def replayed(
     estimate: Reserved,
     pooled: Sequence[Category] = (),
 ) -> Reserved:
-    """Returns `estimate` with what a replay shows. Tensors of the categories `pooled` come from a pool of CUDA graphs.
+    """Returns `estimate`, corrected by a replay of the allocator. Tensors of the categories `pooled` come from a pool
+    of CUDA graphs.
 
-    A class that runs out of the `available_bytes` has the peak that it would need, which no allocator can hold for it.
-    It fits where replay and estimate both say so: the one knows the order of the tensors, the other what else a run
-    was seen to lose. What a search refuses is therefore never shown as fitting.
+    If a class needs more than `available_bytes`, the result has the peak that it would need. A class fits if both
+    replay and estimate say so: the replay knows the order of the tensors, and the estimate knows the further losses of
+    measured runs. So a plan that a search refuses never appears as fitting.
     """
     events = step_events(program, rank_class, pooled)
     last = follow_steps(events, settings, available_bytes)[-1]

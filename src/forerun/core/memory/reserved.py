@@ -1,4 +1,4 @@
-"""Reserved memory: what the caching allocator holds for a given peak of allocated bytes."""
+"""Reserved memory: the bytes that the caching allocator holds at a given peak of allocated bytes."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ class Reserved:
 
 
 def reserved(peak_bytes: int, resident_bytes: int, available_bytes: int) -> Reserved:
-    """Returns reserved memory at a peak of `peak_bytes` allocated, of which `resident_bytes` live through the whole
+    """Returns reserved memory at a peak of `peak_bytes` allocated. Of these, `resident_bytes` live through the whole
     step.
 
-    Resident tensors are packed, the rest leaves gaps; `available_bytes` is what the device leaves to the allocator.
+    Resident tensors are packed; other tensors leave gaps. `available_bytes` are the bytes that the device leaves to the
+    allocator.
     """
     model = reserve_model()
     varying = max(0, peak_bytes - resident_bytes)

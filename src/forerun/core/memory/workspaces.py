@@ -74,8 +74,8 @@ def with_workspaces(program: Program, counts: Sequence[int], size: int) -> Progr
 def workspace_count(products: Mask, phase: I8, stream: I32) -> int:
     """Returns how many workspaces a step has: one for each stream and thread with matrix products.
 
-    The columns are those of the nodes of a rank; `products` says which are matrix products. The backward pass, with
-    what it computes again, runs in a thread of its own.
+    The columns are those of the nodes of a rank; `products` says which are matrix products. The backward pass and its
+    recomputation run in a separate thread.
     """
     behind = np.isin(phase[products], (Phase.BACKWARD, Phase.RECOMPUTE))
     return len(set(zip(behind.tolist(), stream[products].tolist(), strict=True)))

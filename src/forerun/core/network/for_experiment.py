@@ -47,7 +47,7 @@ def topology_of(
 ) -> Network | None:
     """Returns the network of `n_nodes` nodes of `cluster`, one of TOPOLOGY_TYPES.
 
-    None where the cluster's own links do: for `cluster`, and for one node, which has no network.
+    Returns None if the cluster's own links are used: for `cluster`, and for a single node, which has no network.
 
     Args:
         bandwidth_gbit_s: of a GPU in each direction, Gbit/s; that of the cluster's link between nodes unless given.

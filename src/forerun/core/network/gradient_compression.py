@@ -61,7 +61,7 @@ class PowerSgd(GradientCompression):
     """PowerSGD (arXiv 1905.13727), as torch's powerSGD_hook runs it: a matrix M of n x m is sent as P = M Q of n x r
     and Q = M^T P of m x r, hence r (n + m) elements for n m.
 
-    Three all-reduces for each bucket: what is not compressed, all P, all Q. Every bucket is taken to be made of
+    Each bucket has three all-reduces: the uncompressed tensors, all P, and all Q. Every bucket is taken to be made of
     matrices as the whole model is.
     """
 
@@ -101,7 +101,9 @@ class PowerSgd(GradientCompression):
         return self.share
 
     def residual_share(self, ranks: int) -> float:
-        """Returns the errors of what is compressed, and Q, from which the next step starts (warm_start)."""
+        """Returns the bytes of the errors of compressed matrices and of Q, relative to the gradients. The next step
+        starts from this Q (warm_start).
+        """
         return 1 - self.plain + self.second
 
     @property
@@ -193,7 +195,7 @@ class TopK(_Gathered):
         return ranks / 2 * self.density * (1 + _INDEX_BYTES / self.element_bytes)
 
     def residual_share(self, ranks: int) -> float:
-        """Returns 1: what is not sent is kept."""
+        """Returns 1, because gradients that are not sent are kept."""
         return 1.0
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:

@@ -33,16 +33,16 @@ def host_path_bytes_per_s(cluster: Cluster, n_gpus: int) -> float | None:
 
 
 def host_path_s_per_byte(kind: Collective, group: CommGroup, cluster: Cluster, n_gpus: int) -> float:
-    """Returns the seconds that each byte of a collective over `group` takes on the way through host memory at least.
+    """Returns the least seconds that a byte of a collective over `group` takes on the path through host memory.
 
-    0 where nothing goes that way. Neither a better link nor another stack makes it shorter.
+    The result is 0 if no byte takes that path. Neither a better link nor another stack shortens this time.
     """
     rate = host_path_bytes_per_s(cluster, n_gpus)
     return 0.0 if rate is None else _passes_in_node(kind, group) / rate
 
 
 def host_path_warnings(groups: Iterable[CommGroup], cluster: Cluster, n_gpus: int) -> tuple[str, ...]:
-    """Says what to tell about a run of `n_gpus` whose `groups` send through host memory; nothing where none does."""
+    """Returns the warning about a run of `n_gpus` whose `groups` send through host memory; empty if none does."""
     rate = host_path_bytes_per_s(cluster, n_gpus)
     if rate is None or all(group.ranks_per_node == 1 for group in groups):
         return ()

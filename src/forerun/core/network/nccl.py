@@ -68,7 +68,9 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 def algorithms(
     kind: Collective, nodes: int, ranks_per_node: int, cluster: Cluster, measured: NodeCollectives | None
 ) -> tuple[Algorithm, ...]:
-    """Returns what NCCL chooses from for a collective over `nodes` x `ranks_per_node` ranks of `cluster`."""
+    """Returns the algorithms among which NCCL chooses for a collective over `nodes` x `ranks_per_node` ranks of
+    `cluster`.
+    """
     if nodes * ranks_per_node == 1 or kind == Collective.NONE:
         return ()
     shape = nodes, ranks_per_node, cluster, measured
@@ -264,7 +266,7 @@ def _wire_bytes_per_s(link: Link) -> float:
 
 
 def _nics_bytes_per_s(link: Link, ranks: int) -> float:
-    """Returns what rings and trees through `ranks` GPUs of each node send out of it."""
+    """Returns the bytes/s that rings and trees through `ranks` GPUs of each node send out of the node."""
     return min(ranks, fabrics().most_nics) * _wire_bytes_per_s(link)
 
 

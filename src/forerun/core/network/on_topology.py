@@ -64,7 +64,7 @@ def load_network(source: Network | str | Path) -> Network:
     Bandwidths are in GB/s of 10**9 bytes unless a file's `bandwidth_unit` or the text says otherwise.
 
     Raises:
-        ForerunError: a file can't be read, or what it says makes no sense.
+        ForerunError: a file can't be read, or describes an impossible network.
     """
     if isinstance(source, Network):
         return source
@@ -142,7 +142,7 @@ class OnTopology:
         return self.way(kind, group, size_bytes).busiest
 
     def way(self, kind: Collective, group: CommGroup, size_bytes: float) -> Way:
-        """Returns what NCCL chooses for a collective of `size_bytes` over more than one rank."""
+        """Returns NCCL's choice for a collective of `size_bytes` over more than one rank."""
         return min(self.ways(kind, group), key=lambda way: way.latency_s + way.s_per_byte * size_bytes)
 
     def carried(self, kind: Collective, group: CommGroup, way: Way) -> F64:
@@ -156,7 +156,7 @@ class OnTopology:
         return once * way.rounds
 
     def ways(self, kind: Collective, group: CommGroup) -> tuple[Way, ...]:
-        """Returns what NCCL may choose from for a collective over more than one rank."""
+        """Returns the options of NCCL for a collective over more than one rank."""
         check_size(self.network, self.n_gpus)
         if group.runs:
             raise ForerunError(

@@ -148,7 +148,7 @@ class TimedBy(CommunicationPattern):
     name: str = "own"
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """Returns what the function returns. Raises ForerunError where it fails or returns no time."""
+        """Calls the function and returns its seconds. Raises ForerunError if it fails or does not return a time."""
         try:
             found = [self.function(float(size), group.size) for size in size_bytes]
         except Exception as error:

@@ -45,8 +45,9 @@ def pattern_of(
 ) -> CommunicationPattern | None:
     """Returns the pattern that `given` means; None for NCCL's own choice.
 
-    `given` is a name of `PATTERNS`, one's own (a pattern, a subclass that needs no arguments, or a function of bytes
-    and ranks that returns seconds), or one of these as `{name: ..., **OPTIONS}`. `place` names the key in errors.
+    `given` is a name of `PATTERNS`, the user's own object (a pattern, a subclass that needs no arguments, or a function
+    of bytes and ranks that returns seconds), or one of these as `{name: ..., **OPTIONS}`. `place` names the key in
+    errors.
 
     Raises:
         ForerunError: an unknown name or option, or a value that makes no sense.

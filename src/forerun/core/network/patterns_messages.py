@@ -111,7 +111,9 @@ def _timed(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: 
 
 
 def _sent(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: Wires) -> Iterator[tuple[int, Flows]]:
-    """Yields how often each round repeats, and its messages in all groups of the axis at once, with their bytes."""
+    """Yields the number of repetitions of each round, and its messages in all groups of the axis at once, with their
+    bytes.
+    """
     members = Layout.of(group, wires.n_gpus).members()
     for number, one in enumerate(_rounds(pattern, size_bytes, group)):
         src, dst, sent = _columns(pattern, number, one, group)
@@ -188,11 +190,11 @@ def _lines_between_nodes(rounds: list[_Timed], busy_s: float, group: CommGroup, 
 
 @dataclass(frozen=True)
 class ParameterServer(MessagePattern):
-    """All ranks push their gradients to a server and pull the sum: two rounds that its links have to take (incast).
+    """All ranks push their gradients to a server and pull the sum.
 
-    Servers are ranks of the group. A single one is rank 0, whose links pass (n - 1) times the bytes each way; of
-    several each has an equal share of the gradients, and they are spread over the nodes first. With as many servers as
-    ranks the links carry what those of a ring do, in 2 steps.
+    Both rounds load the links of the server (incast). Servers are ranks of the group. A single server is rank 0; its
+    links carry (n - 1) times the bytes in each direction. Several servers have equal shares of the gradients and are
+    spread over the nodes first. With as many servers as ranks, links carry the same bytes as in a ring, in 2 steps.
     """
 
     servers: int = 1
@@ -207,7 +209,7 @@ class ParameterServer(MessagePattern):
             )
 
     def places(self, group: CommGroup) -> list[int]:
-        """Returns which ranks of `group` are servers, at most all of them."""
+        """Returns the ranks of `group` that are servers, at most all of them."""
         count = min(self.servers, group.size)
         return [number % group.nodes * group.ranks_per_node + number // group.nodes for number in range(count)]
 

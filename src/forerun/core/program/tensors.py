@@ -29,7 +29,7 @@ class Tensors:
 
 
 def tensors_of(blocks: Sequence[Block]) -> Tensors:
-    """Returns the tensors of `blocks`, of which there is at least one."""
+    """Returns the tensors of `blocks`, a non-empty list."""
     return Tensors(
         np.repeat(np.arange(len(blocks)), [len(block.tensor_bytes) for block in blocks]),
         np.concatenate([block.tensor_bytes for block in blocks]),

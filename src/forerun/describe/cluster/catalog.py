@@ -81,7 +81,9 @@ def device_kernels() -> Mapping[str, dict[str, Any]]:
 
 
 def cuda_entries() -> dict[str, CudaEntry]:
-    """Returns what CUDA reports about a GPU, by the name of the device, for each file of a device that says it."""
+    """Returns the properties that CUDA reports about a GPU, by the name of the device, for each device file that has
+    them.
+    """
     return {name: entry.cuda for name, entry in _catalog().devices.items() if entry.cuda is not None}
 
 
@@ -154,7 +156,7 @@ def cluster_from_parts(
     price_per_gpu_hour: float | None = None,
     mtbf_gpu_hours: float | None = None,
 ) -> Cluster:
-    """Builds a cluster of one device; the reference system of the device's vendor fills in what is not given.
+    """Builds a cluster of one device. The reference system of the device's vendor fills in missing arguments.
 
     Rates are bytes/s for each GPU and direction (NVLink: half of the vendor's figure). A kind without a rate keeps the
     reference rate, and a rate without a kind the reference kind. Raises ForerunError where a Device that is not in the

@@ -160,7 +160,7 @@ def attention_choices() -> tuple[str, ...]:
 
 
 def names_in(tool: str) -> dict[str, str]:
-    """Returns, by kernel, the name that `tool` (a key of the entries' `names`) has for it, where it has one."""
+    """Returns the tool's name of each kernel that it knows, by kernel. `tool` is a key of the entries' `names`."""
     return {name: one.names[tool] for name, one in attention_kernels().items() if tool in one.names}
 
 

@@ -195,5 +195,7 @@ def optimizer(name: str) -> Optimizer:
 
 
 def optimizer_names(tool: str) -> dict[str, str]:
-    """Returns, by optimizer, the name that `tool` (a key of the entries' `names`) has for it, where it has one."""
+    """Returns the tool's name of each optimizer that it knows, by optimizer. `tool` is a key of the entries'
+    `names`.
+    """
     return {name: one.names[tool] for name, one in optimizers().items() if tool in one.names}

@@ -2,8 +2,7 @@
 
 One entry: `n_layers, hidden, n_heads, ffn_hidden, vocab`, and where they differ from the default `n_kv_heads`
 (n_heads), `head_dim` (hidden / n_heads), `mlp`, `norm`, `bias`, `tied_embeddings`, `pos_emb`, `max_positions`,
-`qk_norm`, `moe`, `mla`, `attention`. What an entry leaves open means what the
-families with that key have:
+`qk_norm`, `moe`, `mla`, `attention`. Missing values follow the families that have the key:
 
 * `bias: true` puts a bias on every matrix but the head, and on LayerNorm; with a gated feed-forward (the Llama block)
   only on the attention's matrices. `bias: mlp+layernorm only` puts it on the feed-forward and on LayerNorm alone.

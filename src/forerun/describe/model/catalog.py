@@ -132,7 +132,7 @@ def _row(spec: ModelSpec, entry: Mapping[str, Any]) -> ModelRow:
 
 
 def _there(test: Callable[[], bool]) -> bool:
-    """Returns the answer of a path's test, false where the name is too long for the file system."""
+    """Returns the result of a path's test. Returns false if the name is too long for the file system."""
     try:
         return test()
     except OSError:

@@ -62,7 +62,7 @@ class Fields:
         return isinstance(value, int) and not isinstance(value, bool)
 
     def value(self, key: str) -> object:
-        """Returns what `key` holds as it is, None where it is missing."""
+        """Returns the unchecked value of `key`. Returns None if the key is missing."""
         self._known.add(key)
         return self._values.get(key)
 
@@ -188,7 +188,7 @@ class Fields:
         return stated[0] if stated else keys[0]
 
     def unread(self, ignored: Iterable[str] = ()) -> list[str]:
-        """Returns the keys that were neither read nor are in `ignored`, in order."""
+        """Returns the keys that nothing has read and that are not in `ignored`, in order."""
         known = self._known | set(ignored)
         return [str(key) for key in self._values if key not in known]
 
@@ -202,7 +202,7 @@ class Fields:
                 raise ForerunError(f"{self.place}: unknown key {key!r}; did you mean {near[0]}?")
 
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Raises ForerunError for a key that was neither read nor is in `ignored`."""
+        """Raises ForerunError for a key that nothing has read and that is not in `ignored`."""
         known = self._known | set(ignored)
         for key in self._values:
             if key not in known:

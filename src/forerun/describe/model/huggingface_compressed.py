@@ -1,7 +1,7 @@
 """Reads the config.json of DeepSeek-V4, whose attention reads a window and compressed entries.
 
-A key, and its absence, mean what the family's configuration class in Hugging Face transformers says; older files have
-numbers for each layer where newer ones have words.
+Keys and defaults follow the family's configuration class in Hugging Face transformers. Older files have numbers for
+each layer where newer ones have words.
 """
 
 from __future__ import annotations
@@ -97,8 +97,10 @@ def _rates(config: Fields) -> dict[str, int]:
 
 
 def _usual_words(config: Fields, layers: int) -> list[str]:
-    """Returns the words of layers where the file has none: by the numbers of older files, which also have those of
-    layers that predict further tokens, or two heavily compressed ones and then both kinds in turn."""
+    """Returns the words of layers for a file without them. They follow from the numbers of older files, which also
+    cover the layers that predict further tokens. Without numbers, two heavily compressed layers come first, and then
+    both kinds in turn.
+    """
     if not config.stated("compress_ratios"):
         return [_HEAVY] * min(2, layers) + every(2, _SPARSE, _HEAVY, max(0, layers - 2))
     ratios = config.items("compress_ratios")[:layers]

@@ -1,7 +1,7 @@
 """Reads the config.json of dense decoders that place norms, windows or positions otherwise than Llama.
 
-Each reader returns the fields of ModelSpec except its name. A key, and its absence, mean what the family's
-configuration class in Hugging Face transformers says.
+Each reader returns the fields of ModelSpec except its name. Keys and defaults follow the family's configuration class
+in Hugging Face transformers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the config.json of the mixture-of-experts families: Mixtral, Qwen MoE, DeepSeek.
 
-Each reader returns the fields of ModelSpec except its name. Readers ignore keys of routing that change which experts a
-token takes, but neither their number nor their size.
+Each reader returns the fields of ModelSpec except its name. Readers ignore keys of routing that only change the choice
+of experts for a token, not their number or size.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def experts(
 
 
 def in_groups(config: Fields, moe: MoESpec, key: str = "n_group") -> MoESpec:
-    """Returns the experts in the groups of which a token first chooses some."""
+    """Returns the experts with their groups. A token first chooses some of the groups."""
     groups, chosen = config.integer(key, 1), config.integer("topk_group", 1)
     with at(config.place):
         return replace(moe, n_groups=groups, top_groups=chosen)
@@ -139,9 +139,9 @@ def qwen_experts(config: Fields, values: Values, moe: MoESpec) -> Values:
 
 
 def mixed(values: Values, moe: MoESpec, sparse: Sequence[bool]) -> Values:
-    """Returns the fields of a model in which the layers that `sparse` says have the experts `moe`.
+    """Returns the fields of a model whose layers in `sparse` have the experts `moe`.
 
-    The layers of `values` keep what they change.
+    The layers of `values` keep their own changes.
     """
     first = next((layer for layer, here in enumerate(sparse) if here), len(sparse))
     if all(sparse[first:]):

@@ -52,7 +52,7 @@ def gemma4(config: Fields) -> Values:
 
 
 def _without_window(config: Fields) -> Values:
-    """Returns what layers without a window change: wider heads, and one projection for keys and values."""
+    """Returns the fields that layers without a window change: wider heads, and one projection for keys and values."""
     kind: Values = {"head_dim": config.integer("global_head_dim", 512)}
     heads = "num_global_key_value_heads"
     stated = config.stated(heads)
@@ -62,7 +62,7 @@ def _without_window(config: Fields) -> Values:
 
 
 def _stated(config: Fields) -> dict[int, Values]:
-    """Returns what `per_layer_config` of newer files says of single layers, by number."""
+    """Returns the entries of `per_layer_config` in newer files, by the number of the layer."""
     found: dict[int, Values] = {}
     overrides = config.section("per_layer_config")
     for name in [] if overrides is None else overrides.names():

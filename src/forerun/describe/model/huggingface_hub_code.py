@@ -1,7 +1,7 @@
 """Reads the config.json of families whose code lies beside their weights on the hub (`trust_remote_code`).
 
-Hugging Face transformers does not build them. Each reader returns the fields of ModelSpec except its name. A key, and
-its absence, mean what the family's own configuration class says.
+Hugging Face transformers does not build them. Each reader returns the fields of ModelSpec except its name. Keys and
+defaults follow the family's own configuration class.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def deci(config: Fields) -> Values:
 
 
 def _deci_layer(config: Fields, block: object, number: int, n_heads: int) -> Values:
-    """Returns what layer `number` has of an attention and a feed-forward."""
+    """Returns the attention and the feed-forward of layer `number`; either may be missing."""
     here = Fields(block if isinstance(block, dict) else {}, f"{config.place}, in block_configs {number}")
     attention, feed_forward = here.section("attention"), here.section("ffn")
     if attention is None or feed_forward is None:

@@ -1,7 +1,7 @@
 """Reads the config.json of Inkling: biases of relative positions, short convolutions, and experts.
 
-A key, and its absence, mean what the family's configuration class in Hugging Face transformers says; files on the hub
-have older names.
+Keys and defaults follow the family's configuration class in Hugging Face transformers. Files on the hub have older
+names.
 """
 
 from __future__ import annotations

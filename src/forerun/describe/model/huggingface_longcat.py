@@ -1,6 +1,6 @@
 """Reads the config.json of LongCat-Flash (arXiv 2509.01322), whose layers have two attentions and two feed-forwards.
 
-The experts read what the first feed-forward reads, and join behind the second one.
+The experts read the input of the first feed-forward, and their output is added after the second one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _NOTES = ("routers choose experts without weights as often as others",)
 
 @family("longcat_flash", "LongcatFlashForCausalLM", ignored=("mla_scale_q_lora", "mla_scale_kv_lora"))
 def longcat_flash(config: Fields) -> Values:
-    """Reads LongCat-Flash: latent attention twice a layer, a dense feed-forward twice, and experts of which some return
-    the token."""
+    """Reads LongCat-Flash. A layer has latent attention twice, a dense feed-forward twice, and experts; some experts
+    only return their token.
+    """
     config.expect("hidden_act", "silu")
     config.expect("zero_expert_type", "identity")
     config.expect("attention_method", "MLA")

@@ -1,4 +1,4 @@
-"""Reads the config.json of further mixture-of-experts families, each by what it changes in a dense decoder.
+"""Reads the config.json of further mixture-of-experts families. Each reader changes the fields of a dense decoder.
 
 Each reader returns the fields of ModelSpec except its name.
 """

@@ -1,7 +1,7 @@
 """Reads the config.json of decoders of 2025 and 2026 that change little in an older family.
 
-Each reader returns the fields of ModelSpec except its name. A key, and its absence, mean what the family's
-configuration class in Hugging Face transformers says.
+Each reader returns the fields of ModelSpec except its name. Keys and defaults follow the family's configuration class
+in Hugging Face transformers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the config.json of decoders of 2026 with parts of their own: gated norms, gates for each head, pairs of heads.
 
-Each reader returns the fields of ModelSpec except its name. A key, and its absence, mean what the family's
-configuration class in Hugging Face transformers says.
+Each reader returns the fields of ModelSpec except its name. Keys and defaults follow the family's configuration class
+in Hugging Face transformers.
 """
 
 from __future__ import annotations

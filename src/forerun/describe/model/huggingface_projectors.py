@@ -1,7 +1,7 @@
 """Reads the projector between a tower of images or sounds and the language model in a config.json, with the tower.
 
-Projectors are known by the model_type of the whole file. A key, and its absence, mean what the configuration class in
-Hugging Face transformers says. Towers and projectors that are not known are left out.
+Projectors are known by the model_type of the whole file. Keys and defaults follow the configuration class in Hugging
+Face transformers. Towers and projectors that are not known are left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the config.json of encoder-decoders: T5, BART and their relatives, and Whisper.
 
 Each reader returns the fields of the decoder as those of ModelSpec except its name, with the encoder as its `encoder`.
-A key, and its absence, mean what the family's configuration class in Hugging Face transformers says.
+Keys and defaults follow the family's configuration class in Hugging Face transformers.
 """
 
 from __future__ import annotations

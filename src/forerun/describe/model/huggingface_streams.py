@@ -1,6 +1,6 @@
 """Reads the config.json of families with several residual streams.
 
-A key, and its absence, mean what the family's configuration class in Hugging Face transformers says.
+Keys and defaults follow the family's configuration class in Hugging Face transformers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _each(config: Fields, key: str, layers: int) -> list[int]:
 
 
 def _sparse(config: Fields, layers: int) -> list[bool]:
-    """Returns which layers have a sparse gate: those whose share of zeros is above 0."""
+    """Returns the layers that have a sparse gate: those whose share of zeros is above 0."""
     key = "activation_sparsity_pattern"
     if not config.stated(key):
         first = _SPARSE_LAYERS if layers > _SPARSE_LAYERS else 0

@@ -1,7 +1,7 @@
 """Reads the stack of a tower of images or sounds in a config.json: `vision_config` or `audio_config`.
 
-Stacks are known by their own model_type. A key, and its absence, mean what the configuration class in Hugging Face
-transformers says. The projectors behind them are in huggingface_projectors.
+Stacks are known by their own model_type. Keys and defaults follow the configuration class in Hugging Face transformers.
+The projectors behind them are in huggingface_projectors.
 """
 
 from __future__ import annotations

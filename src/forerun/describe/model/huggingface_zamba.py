@@ -1,6 +1,6 @@
 """Reads the config.json of Zamba and Zamba2: Mamba, with blocks of attention that layers share.
 
-A key, and its absence, mean what the family's configuration class in Hugging Face transformers says.
+Keys and defaults follow the family's configuration class in Hugging Face transformers.
 """
 
 from __future__ import annotations

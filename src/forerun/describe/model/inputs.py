@@ -1,4 +1,4 @@
-"""Says what samples have for the encoder of a model."""
+"""Sets the inputs that each sample has for the encoder of a model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def with_inputs(
 ) -> ModelSpec:
     """Returns `spec` on samples with so many `inputs` for its encoder (images or sounds), of so many `tokens` each.
 
-    `tokens` are patches of an image, frames of a sound or tokens of a source text; None keeps what the model says. With
-    `frozen` the encoder is not trained.
+    `tokens` are patches of an image, frames of a sound or tokens of a source text; None keeps the model's own number.
+    With `frozen` the encoder is not trained.
 
     Raises ForerunError for a model without an encoder, for images of one that reads a text, and for tokens that no
     sample would have.

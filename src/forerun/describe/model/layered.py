@@ -65,7 +65,9 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Memory-bound kernels and what they move together. `flops` count as the model's; most kernels have 0."""
+    """Memory-bound kernels, and the bytes that they move together. `flops` count as the model's; most kernels have
+    0.
+    """
 
     elements_read: float
     """elements of the width of an activation"""

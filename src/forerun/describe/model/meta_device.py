@@ -1,8 +1,8 @@
-"""Reads a config.json of a family that Forerun does not know by what Hugging Face transformers builds of it.
+"""Reads a config.json of a family that Forerun does not know from the model that Hugging Face transformers builds.
 
-A process of its own builds the model on the meta device and prints its parameters. The layers are recognised by the
-names and shapes that decoders have in common; parameters that no part of a layer explains are an error, so that a
-count is exact or not given. Small parameters that are left over in a layer are counted as such.
+A separate process builds the model on the meta device and prints its parameters. The layers are recognised by the names
+and shapes that decoders have in common; parameters that no part of a layer explains are an error, so that a count is
+exact or not given. Small parameters that are left over in a layer are counted as such.
 """
 
 from __future__ import annotations

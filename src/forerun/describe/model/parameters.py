@@ -101,7 +101,8 @@ def compute_parameter_count(spec: ModelSpec) -> int:
     """Returns the number of active parameters that multiply: no look-up tables, but the head's matrix, tied or not,
     once for each token that is predicted, and blocks that layers share as often as they run.
 
-    It leaves out what tokens of the sequence don't multiply: an encoder, and what layers make of its output.
+    It excludes parameters that tokens of the sequence don't multiply: an encoder, and projections of its output in
+    layers.
     """
     outer = outer_parameters(spec)
     tables = sum(outer.get(part, 0) for part in (*_TABLES, "encoder"))

@@ -12,8 +12,9 @@ from forerun.describe.stacks.catalog import load_stack
 
 
 def unsplit_entries(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    """Says in which plans tp does not divide the groups of an output, cp or documents cut what entries stand for, or no
-    fused kernel reads only the keys that a query chose."""
+    """Returns a mask of the plans that compressed attention refuses: tp does not divide the groups of an output, cp or
+    documents cut the tokens of an entry, or no fused kernel reads only the keys that a query chose.
+    """
     broken: Column = False
     for spec in _compressed(model):
         packed = having(plan.document_lengths, lambda lengths: bool(lengths))

@@ -304,7 +304,7 @@ def _stages(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
 
 
 def _uneven(model: ModelSpec, layers: tuple[int, ...]) -> str | None:
-    """Returns what is wrong with the layers of stages, whatever the number of stages; None where nothing is."""
+    """Returns the error in the layers of stages that holds for any number of stages. Returns None if there is none."""
     if min(layers, default=0) < 0 or 0 in layers[1:-1]:
         return f"layers_per_stage {layers}: only the first and the last stage may be without layers"
     if sum(layers) != model.n_layers:

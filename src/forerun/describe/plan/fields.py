@@ -108,7 +108,9 @@ FOLLOWING = ("seq_len", "n_microbatches")
 
 
 def choices(name: str) -> tuple[str | int, ...]:
-    """Returns the values that field `name` may take; empty where neither its type nor a data file lists them."""
+    """Returns the values that field `name` may take. The result is empty if neither its type nor a data file lists
+    them.
+    """
     if name in _ENTRIES:
         return tuple(_ENTRIES[name]())
     hint = FIELD_TYPES[name]

@@ -63,7 +63,9 @@ class Routing:
 
 
 class Spread(NamedTuple):
-    """Holds what a distribution means for ranks with different experts; each figure is over the mean of all ranks."""
+    """Holds the loads of ranks with different experts under a distribution. Each figure is relative to the mean of all
+    ranks.
+    """
 
     busiest: float
     """tokens of the busiest rank in a layer: the others wait for it"""
@@ -77,8 +79,8 @@ class Spread(NamedTuple):
 def spread(
     text: str, n_experts: int, top_k: int, ranks: int, tokens: int, layers: int, capacity: float | None = None
 ) -> Spread:
-    """Returns what the distribution `text` means for `ranks` ranks, on which `tokens` tokens arrive in a layer, in the
-    mean over many layers.
+    """Returns the loads under the distribution `text` for `ranks` ranks, on which `tokens` tokens arrive in a layer.
+    Loads are means over many layers.
 
     A token chooses each expert with its chance and independently of other tokens (normal approximation of the binomial
     counts). Under Zipf's law popular experts lie anywhere in each layer, so that a rank's loads even out over its

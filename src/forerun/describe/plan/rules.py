@@ -162,7 +162,7 @@ def keeps_bucket_copies(plan: Plans, stack: Stack) -> Column:
 
 
 def token_dispatcher(plan: Plan, stack: Stack) -> Dispatcher:
-    """Returns what brings tokens to their experts: the plan's dispatcher, or the stack's."""
+    """Returns the dispatcher that brings tokens to their experts: the plan's, or else the stack's."""
     return dispatcher(stack.dispatcher if plan.dispatcher == AUTO else plan.dispatcher)
 
 

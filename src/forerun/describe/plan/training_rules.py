@@ -13,7 +13,9 @@ from forerun.describe.stacks.catalog import load_stack
 
 
 def unfit_adapters(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    """Says in which plans adapters meet what they do not run with, or frozen_dtype has no frozen weights."""
+    """Returns a mask of the plans in which adapters meet an unsupported setting, or frozen_dtype has no frozen
+    weights.
+    """
     split = (plan.tp > 1) | (plan.ep > 1) | (plan.etp > 1)
     scaled = having(plan.precision, lambda precision: precision in FP8_PRECISIONS)
     other = having(plan.stack, lambda name: load_stack(name).parametrized) | having(
@@ -37,7 +39,7 @@ def unfit_adapters_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def unfit_reference(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    """Says in which plans a reference model meets what it does not run with."""
+    """Returns a mask of the plans in which a reference model meets an unsupported setting."""
     other = having(plan.stack, lambda name: load_stack(name).parametrized)
     return plan.reference & ((plan.pp > 1) | plan.expert_overlap | other)
 
@@ -52,7 +54,7 @@ def unfit_reference_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def unfit_loss_chunks(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    """Says in which plans the fused head and loss do not run."""
+    """Returns a mask of the plans in which the fused head and loss do not run."""
     wide = (plan.tp > 1) | plan.autocast | having(plan.stack, lambda name: load_stack(name).fused_accumulation)
     return (plan.loss_chunks > 1) & wide
 
@@ -67,7 +69,7 @@ def unfit_loss_chunks_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str
 
 
 def unfit_modules(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    """Says in which plans the modules that predict further tokens do not run."""
+    """Returns a mask of the plans in which the modules that predict further tokens do not run."""
     if not model.mtp_modules:
         return False
     return (plan.lora_rank > 0) | plan.reference | (plan.activation_offload > 0)
@@ -80,7 +82,7 @@ def unfit_modules_why(model: ModelSpec, plan: Plan, cluster: Cluster) -> str:
 
 
 def of_matrices(plan: Plans, holds: Callable[[OfMatrices], bool]) -> Column:
-    """Says in which plans the optimizer treats matrices as `holds` says."""
+    """Returns a mask of the plans whose optimizer of matrices satisfies `holds`."""
 
     def of(name: str) -> bool:
         own = optimizer(name).matrices
@@ -90,7 +92,7 @@ def of_matrices(plan: Plans, holds: Callable[[OfMatrices], bool]) -> Column:
 
 
 def unfit_optimizer(model: ModelSpec, plan: Plans, cluster: Cluster) -> Column:
-    """Says in which plans an optimizer of matrices does not find them whole, or on the GPU."""
+    """Returns a mask of the plans in which an optimizer of matrices does not find whole matrices on the GPU."""
     gathered = plan.shards_parameters & (plan.tp > 1)
     never = plan.uses_fsdp & of_matrices(plan, lambda own: own.at_fsdp == "never")
     products = of_matrices(plan, lambda own: bool(own.products))

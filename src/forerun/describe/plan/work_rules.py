@@ -39,7 +39,7 @@ def _n_layers(model: AnyModel) -> int:
 
 
 def too_much_work(model: AnyModel, plan: Plans, cluster: Cluster) -> Column:
-    """Says which plans are too large to simulate."""
+    """Returns a mask of the plans that are too large to simulate."""
     if _too_large(model):
         return True
     sizes = (

@@ -29,7 +29,7 @@ _FREE = (
 
 
 def read_deepspeed(text: str, path: Path) -> Recipe:
-    """Returns the recipe in a ds_config.json. Raises ForerunError for what is none."""
+    """Returns the recipe in a ds_config.json. Raises ForerunError for any other file."""
     fields = _fields(parse_json(text, str(path)), path)
     if not any(fields.stated(key) for key in ("train_micro_batch_size_per_gpu", "train_batch_size")) and not (
         fields.stated("zero_optimization.stage")

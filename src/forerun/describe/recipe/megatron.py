@@ -54,7 +54,7 @@ def read_script(text: str, path: Path) -> Recipe:
 
 
 def read_arguments(data: Any, path: Path) -> Recipe:
-    """Returns the recipe in what a YAML file holds: arguments with or without their values, or fields of NeMo."""
+    """Returns the recipe in the contents of a YAML file: arguments with or without their values, or fields of NeMo."""
     if isinstance(data, Mapping) and isinstance(data.get("MODEL_ARGS"), Mapping):
         data = data["MODEL_ARGS"]
     if isinstance(data, Sequence) and not isinstance(data, str):

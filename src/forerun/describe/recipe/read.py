@@ -17,7 +17,7 @@ _MOST_BYTES = 1 << 20
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Returns what the recipe at `path` says. Nothing in it is run.
+    """Reads the recipe at `path`. Nothing in it is run.
 
     Raises ForerunError, which names the file, for one that is unreadable, wrong, or of no tool whose files are read.
     """

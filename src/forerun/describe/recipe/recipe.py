@@ -13,7 +13,7 @@ from forerun.describe.plan.complete import REST
 
 @dataclass(frozen=True)
 class Recipe:
-    """Holds what a recipe says. A setting that the recipe leaves to the tool has the tool's own value."""
+    """Holds the settings of a recipe. Settings that the recipe leaves to the tool have the tool's own values."""
 
     place: str
     """the file, as the user named it"""
@@ -31,20 +31,21 @@ class Recipe:
     """settings that Forerun takes otherwise than the tool does, in sentences"""
 
     def named_model(self) -> ModelSpec:
-        """Returns the model, with notes of what Forerun does not use. Raises ForerunError where there is none."""
+        """Returns the model, with notes on the settings that Forerun does not use. Raises ForerunError if there is no
+        model.
+        """
         if self.model is None:
             raise ForerunError(f"{self.place}: {self.no_model}; name the model before --recipe")
         return self.noted(self.model)
 
     def noted(self, model: ModelSpec) -> ModelSpec:
-        """Returns `model` with notes of what the recipe says and Forerun does not use."""
+        """Returns `model` with notes on the settings of the recipe that Forerun does not use."""
         return replace(model, notes=(*model.notes, *self.notes, *self._unused_note()))
 
     def under(
         self, options: Mapping[str, Any], global_batch: int | None, gpus: int | None
     ) -> tuple[dict[str, Any], int | None, int | None]:
-        """Returns the fields of the plan, the global batch and the GPUs, where what the user gives overrides the
-        recipe."""
+        """Returns the fields of the plan, the global batch and the GPUs. The user's values override the recipe."""
         values = {**self.values, **options}
         if global_batch is not None and "n_microbatches" not in options:
             values.pop("n_microbatches", None)

@@ -55,7 +55,7 @@ _FREE = {
 
 
 def read_torchtitan(text: str, path: Path) -> Recipe:
-    """Returns the recipe in a TOML text. Raises ForerunError for what is no configuration of torchtitan."""
+    """Returns the recipe in a TOML text. Raises ForerunError for any other text."""
     settings = flat(parse_toml(text, str(path)))
     former = [key for key in settings if key in _FORMER]
     for key in former:

@@ -20,7 +20,7 @@ _PLAIN = {"mlp": "swiglu", "norm": "rmsnorm", "position": "rope"}
 
 
 def model_of(fields: Fields, path: Path) -> tuple[ModelSpec | None, str, str]:
-    """Returns the model that [model] names, its attention, and in a clause why there is no model.
+    """Returns the model that [model] names, its attention, and the reason if there is no model.
 
     A module that `experimental.custom_import` names is read beside the file, and never run.
     """

@@ -13,7 +13,7 @@ from forerun.describe.kernels.optimizers import optimizer_names
 
 @dataclass(frozen=True)
 class ToolWords:
-    """Holds what a tool calls the values of a plan, and what it does without a setting."""
+    """Holds a tool's words for the values of a plan, and its own defaults."""
 
     title: str
     words: Mapping[str, Mapping[Any, Any]]

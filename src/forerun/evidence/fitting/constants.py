@@ -126,7 +126,7 @@ class Registry:
         return {(one.what, name): i for i, one in enumerate(self.constants) for name in one.of}
 
     def constants_of(self, setup: Setup) -> dict[What, tuple[int, str]]:
-        """Returns, by each quantity on which the time of `setup` depends, the number of its constant and of its place.
+        """Maps each quantity on which the time of `setup` depends to the number of its constant and of its place.
 
         Quantities that no constant covers are left out.
         """

@@ -1,7 +1,7 @@
 """Writes fitted constants into their files: rates of stacks and attention kernels, clocks of devices.
 
-Only the values and their stated origins change, and comments stay, so that the diff of a file shows what a fit changed.
-The fit's uncertainty has a file of its own.
+Only the values and their stated origins change, and comments stay, so that the diff of a file shows the changes of a
+fit. The fit's uncertainty has a file of its own.
 """
 
 from __future__ import annotations

@@ -313,8 +313,8 @@ def fit_collective(
     """Fits one collective inside a node, all group sizes together; returns constants and their error in percent.
 
     Columns: num_gpus, message_bytes, latency_us. `link_gb_s`, the rate of a GPU's links in one direction, bounds the
-    bandwidths. Weak priors (what the fits of five devices have in common) hold constants that a few dozen points cannot
-    separate. What `switches` add beside rings has the constants that all devices share.
+    bandwidths. Weak priors, from the fits of five devices, hold constants that a few dozen points cannot separate. The
+    terms that `switches` add beside rings have the constants that all devices share.
     """
     ranks, size, latency_us = _columns(data, ("num_gpus", "message_bytes", "latency_us"), LEAST_ROWS["collectives"])
     starts = _starts()

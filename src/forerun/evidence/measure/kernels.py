@@ -74,7 +74,7 @@ def _correlation(event: Mapping[str, Any]) -> Any:
 
 
 def _operations_of_launches(events: Iterable[Mapping[str, Any]]) -> dict[Any, tuple[str, ...]]:
-    """Returns, by correlation number of a launch, the operations around it on its thread."""
+    """Maps the correlation number of a launch to the operations around it on its thread."""
     threads: dict[Any, list[Mapping[str, Any]]] = {}
     for event in events:
         if event.get("cat") == "cpu_op" or event.get("cat") in _LAUNCHES:

@@ -111,7 +111,7 @@ def _header(line: str) -> list[str]:
 
 
 def _look_around(table: _Table, line: str) -> None:
-    """Stores what a line between tables says about the next table."""
+    """Stores the facts about the next table that a line between tables states."""
     header = _header(line)
     if header:
         table.header = header

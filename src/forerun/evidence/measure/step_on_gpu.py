@@ -1,8 +1,8 @@
 """Runs a training script on the GPU of this process, unmodified, and measures its steps.
 
 A step ends with a step of the script's first optimizer. Where no optimizer steps outside of compiled code, it ends
-where a backward pass begins; `forerun.mark_step()` in the script goes before both. torch.compile sees nothing of this:
-what it could capture does nothing while it captures, and it skips the frame around the backward pass.
+where a backward pass begins; `forerun.mark_step()` in the script goes before both. torch.compile sees nothing of this.
+Functions that it could capture do nothing while it captures, and it skips the frame around the backward pass.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def _note_first_forward(stages: Stages) -> Any:
 
 
 def _watch_backward(begins: MethodType) -> None:
-    """Calls `begins` before each backward pass, from a frame that Dynamo skips, but not what it calls."""
+    """Calls `begins` before each backward pass, from a frame that Dynamo skips. Dynamo does not skip the functions that
+    this frame calls.
+    """
 
     class Engine(torch._C._ImperativeEngine):
         """Autograd's engine, called from Python."""

@@ -83,7 +83,7 @@ class Extrapolated:
 
 @dataclass(frozen=True)
 class Judged:
-    """The tables, and what is in neither, each with the reason."""
+    """The tables, and the profiles that are in neither table, each with the reason."""
 
     replays: tuple[Replayed, ...]
     extrapolations: tuple[Extrapolated, ...]

@@ -106,11 +106,11 @@ def _from_row(row: Measurement, notes: list[str]) -> ModelSpec:
 def with_assumed_checkpointing(
     row: Measurement, model: ModelSpec, plan: Plan, cluster: Cluster, notes: list[str]
 ) -> Plan:
-    """Returns `plan` with what its framework recomputes, or what makes it fit, where the row states no recomputation.
+    """Adds an assumed recomputation to `plan` if the row states none.
 
-    A plan of a framework whose own configurations recompute does so if it fits. Else a plan that fits without any stays
-    as it is, and another one recomputes as little as fits, or keeps as few activations in host memory as fit where
-    recipes of its stack do and that takes less time. Appends the assumption to `notes`.
+    A plan of a framework whose own configurations recompute does so if it fits. Otherwise a plan that fits without
+    recomputation stays as it is. A plan that does not fit recomputes as little as it can. It keeps activations in host
+    memory instead if recipes of its stack do so and that takes less time. Appends the assumption to `notes`.
     """
     if row.activation_checkpointing or row.ac_detail:
         return plan
@@ -141,7 +141,7 @@ def _note(notes: list[str], words: str) -> None:
 
 
 def _in_words(plan: Plan) -> str:
-    """Returns how a plan saves memory for activations."""
+    """Describes in words how a plan saves memory for activations."""
     kind = plan.activation_checkpointing
     if kind == "none":
         return f"none, with {plan.activation_offload:.0%} of activations in host memory, the least that fits"

@@ -35,7 +35,7 @@ class Inexpressible(ForerunError):
 def plan_of(row: Measurement, model: ModelSpec, notes: list[str]) -> Plan:
     """Returns the Plan of a row. Raises Inexpressible with the reason; appends each assumption to `notes`.
 
-    It sets only what the row states, so that the stack decides the rest as it does for every user.
+    It sets only the fields that the row states. The stack decides the others, as it does for every user.
     """
     named = wording.named_stack(row)
     stack = named or UNKNOWN_STACK
@@ -190,7 +190,9 @@ def _usual_chunks(n_layers: int, pp: int) -> int:
 
 
 def _stages(row: Measurement, model: ModelSpec, stages: int, notes: list[str]) -> Fields:
-    """Returns how layers spread: as the source says, else with embedding and head counted if only that is even."""
+    """Returns the distribution of layers over stages. It is the one that the source states. Otherwise embedding and
+    head count as layers if only that makes the stages even.
+    """
     layers = model.n_layers
     full = -(-layers // stages)
     last = layers - full * (stages - 1)
@@ -205,7 +207,7 @@ def _stages(row: Measurement, model: ModelSpec, stages: int, notes: list[str]) -
 
 
 def _tensor_and_context(row: Measurement, notes: list[str]) -> Fields:
-    """Returns how tensor-parallel and context-parallel ranks share a sequence."""
+    """Returns the fields that say how tensor-parallel and context-parallel ranks share a sequence."""
     fields: Fields = {}
     if row.sp is not None:
         fields["sequence_parallel"] = row.sp
@@ -221,7 +223,7 @@ def _tensor_and_context(row: Measurement, notes: list[str]) -> Fields:
 
 
 def _precision(row: Measurement, notes: list[str]) -> Fields:
-    """Returns the dtypes of products, reductions, gradient buffers and of what the optimizer updates."""
+    """Returns the dtypes of products, reductions, gradient buffers and the weights that the optimizer updates."""
     precision = wording.PRECISIONS.get(row.precision.lower())
     if precision is None:
         known = ", ".join(wording.PRECISIONS)
@@ -255,7 +257,7 @@ def _gradient_dtype(row: Measurement) -> str | None:
 
 
 def _checkpointing(row: Measurement, notes: list[str]) -> Fields:
-    """Returns what the backward pass recomputes. The detail, where stated, is more exact than the mode."""
+    """Returns the recomputation of the backward pass. A stated detail is more exact than the mode."""
     mode, detail = row.activation_checkpointing.lower(), row.ac_detail
     modules = re.search(wording.RECOMPUTED, detail, re.IGNORECASE)
     if modules:
@@ -297,7 +299,7 @@ def _recomputed_fraction(row: Measurement, notes: list[str]) -> Fields:
 
 
 def _experts(row: Measurement, model: ModelSpec) -> Fields:
-    """Returns how tokens come to their experts, and whether other passes hide that."""
+    """Returns the dispatcher of tokens to experts, and whether other passes hide the exchange."""
     if model.moe is None:
         return {}
     fields: Fields = {}

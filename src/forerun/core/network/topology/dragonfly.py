@@ -19,8 +19,8 @@ class Dragonfly(Topology):
 
     NPU i + npus * (router + routers * group). `global_links` join every two groups; their ends go round the routers of
     a group. `global_bandwidth_gbps` and `global_latency_ns` default to those of the other links. Routing is minimal: to
-    the router with the global link, over it, to the last router; which of several global links is taken is chosen by
-    the number of the NPU that a message goes to.
+    the router with the global link, over it, to the last router. The number of the NPU that receives a message selects
+    one of several global links.
     """
 
     npus: int

@@ -43,7 +43,7 @@ def find(name: str) -> type[Topology]:
 def make(
     name: str, sizes: int | Sequence[int], bandwidth_gbps: float, latency_ns: float, **options: Option
 ) -> Topology:
-    """Returns a topology by name, from its sizes (or its only one) and what it has of options.
+    """Builds a topology by name, from its sizes (or its only size) and its options.
 
     Raises:
         ForerunError: unknown name, wrong number of sizes, unknown option, a value that makes no sense.

@@ -19,7 +19,7 @@ class Stacked(Topology):
     """Dimension 0 is the innermost: NPU a0 + n0 * (a1 + n1 * (a2 ...)).
 
     The NPUs that differ in one digit only are an instance of that dimension's topology, with links and switches of its
-    own. A message settles the lowest digit that differs first; NPUs pass on what is not for them.
+    own. A message first settles the lowest digit that differs. NPUs forward messages for other NPUs.
     """
 
     dims: tuple[Topology, ...]
