@@ -56,6 +56,10 @@ def test_bad_nodes(tmp_path, made, message):
     assert found(tmp_path, [made]) == [("error", "node", 0, made.id, message)]
 
 
+def test_what_launches_a_collective_needs_neither_size_nor_type(tmp_path):
+    assert found(tmp_path, [node(1, NodeKind.COLLECTIVE, is_cpu_op=1)]) == []
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

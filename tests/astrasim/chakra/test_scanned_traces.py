@@ -107,6 +107,16 @@ def test_usual_traces_are_scanned(tensors):
     compare(content_of(usual()))
 
 
+@pytest.mark.parametrize("cpu", [None, ("bool_val", False), ("string_val", "maybe"), ("bool_val", True)])
+@pytest.mark.parametrize("size", [None, ("int64_val", 8), ("string_val", "x")])
+def test_collectives_without_a_type_are_read_or_refused_alike(cpu, size):
+    made = node(1, NodeKind.COLLECTIVE)
+    for name, value in (("is_cpu_op", cpu), ("comm_size", size)):
+        if value is not None:
+            made.attr.append(attribute(name, *value))
+    compare(content_of([made]))
+
+
 def golden_files():
     """The reference traces: single files, and the first member of each archive."""
     for path in sorted(GOLDEN.rglob("*.et*")):

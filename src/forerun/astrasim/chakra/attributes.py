@@ -79,6 +79,15 @@ def truth(value: Value, name: str) -> bool:
     return whole_number(value, name) != 0
 
 
+def is_launcher(attributes: dict[str, Value]) -> bool:
+    """Returns whether a collective node only launches one from the host: older PyTorch traces mark it as one too.
+
+    Raises ValueError where `is_cpu_op` is neither a boolean nor a number.
+    """
+    on_host = None if "comm_type" in attributes else attributes.get("is_cpu_op")
+    return on_host is not None and truth(on_host, "is_cpu_op")
+
+
 def text_of(value: Value, name: str) -> str:
     """Converts `value` to text, a number in its shortest form. Raises ValueError for a list and for other encodings."""
     if isinstance(value, bytes):

@@ -11,6 +11,7 @@ from forerun.astrasim.chakra.attributes import (
     DIMENSION_SPELLINGS,
     Value,
     dimensions,
+    is_launcher,
     participants_attribute,
     tensor_list,
     text_of,
@@ -102,7 +103,8 @@ def problems(node: Any, attributes: dict[str, Value]) -> Iterator[Problem]:
         return
     if kind == NodeKind.INVALID:
         yield "warning", "its type is INVALID_NODE, so it takes no time"
-    for name in _NEEDED.get(kind, ()):
+    launches = kind == NodeKind.COLLECTIVE and _launches(attributes)
+    for name in () if launches else _NEEDED.get(kind, ()):
         if attributes.get(name) is None:
             yield "error", f"{name} is missing"
     if kind == NodeKind.COMP and not node.duration_micros:
@@ -148,6 +150,14 @@ def _communication(kind: int, attributes: dict[str, Value]) -> Iterator[Problem]
         peer, problem = attempt(whole_number, attributes[name], name)
         if problem or not 0 <= peer < _INT32:
             yield "error", problem or f"{name} is {peer}, not a rank"
+
+
+def _launches(attributes: dict[str, Value]) -> bool:
+    """Returns whether a collective node is known to only launch one, so that it needs neither a size nor a type."""
+    try:
+        return is_launcher(attributes)
+    except ValueError:
+        return False
 
 
 def _collective(attributes: dict[str, Value]) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from forerun.astrasim.chakra.attributes import (
     Value,
     decoded,
     dimensions,
+    is_launcher,
     participants_attribute,
     tensor_list,
     text_of,
@@ -140,7 +141,7 @@ class Columns:
 
     def _add_communication(self, kind: int, attributes: dict[str, Value]) -> None:
         comm_type = peer = group = -1
-        if kind == _COLLECTIVE and "comm_type" not in attributes and _is_launcher(attributes):
+        if kind == _COLLECTIVE and is_launcher(attributes):
             attributes = {**attributes, "comm_size": attributes.get("comm_size") or 0}
         elif kind == _COLLECTIVE:
             comm_type = whole_number(_given(attributes, "comm_type"), "comm_type")
@@ -282,12 +283,6 @@ def _dependencies(rows: NodeRows, wanted: npt.NDArray[np.uint64], pointer: I64, 
             raise ValueError(f"{node} node {wanted[wrong]}, which is not in the trace{hint}")
         raise ValueError(f"{node} itself; remove it")
     return found
-
-
-def _is_launcher(attributes: dict[str, Value]) -> bool:
-    """Returns whether a collective node runs on the host. Older PyTorch traces mark what launches a collective as one
-    too."""
-    return truth(attributes.get("is_cpu_op"), "is_cpu_op")
 
 
 def _given(attributes: dict[str, Value], name: str) -> Value:
