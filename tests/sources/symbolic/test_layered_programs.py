@@ -266,7 +266,7 @@ def test_plans_that_need_a_transformer_are_refused(fields: dict[str, object], me
 @pytest.mark.parametrize(
     ("stack", "device", "kernel"),
     [
-        *[("pytorch", "h100-sxm", "sdpa"), ("pytorch", "b200", "cudnn"), ("torchtitan-2025-08", "h100-sxm", "sdpa")],
+        *[("pytorch", "h100-sxm", "cudnn"), ("pytorch", "b200", "cudnn"), ("torchtitan-2025-08", "h100-sxm", "sdpa")],
         *[
             ("torchtitan-2025-08", "b200", "cudnn"),
             ("torchtitan", "h100-sxm", "cudnn"),
@@ -274,7 +274,7 @@ def test_plans_that_need_a_transformer_are_refused(fields: dict[str, object], me
         ],
         *[("torchtitan", "mi300x", "sdpa"), ("other", "h100-sxm", "sdpa"), ("pytorch-ddp", "h100-sxm", "sdpa")],
         *[("nemo", "h100-sxm", "cudnn"), ("nemo", "a100", "flash2"), ("nemo-2024", "h100-sxm", "flash2")],
-        *[("nemo-2023", "a100", "flash1"), ("megatron-core", "b200", "cudnn"), ("megatron-core", "mi300x", "te")],
+        *[("nemo-2023", "a100", "flash1"), ("megatron-core", "b200", "cudnn"), ("megatron-core", "mi300x", "aiter")],
     ],
 )
 def test_library_and_framework_choose_the_attention_kernel_of_a_device(stack: str, device: str, kernel: str) -> None:
