@@ -242,4 +242,5 @@ def refuse_repeated(names: Sequence[str], place: str) -> None:
 
 def unreadable(path: str | Path, error: Exception) -> ForerunError:
     """Returns the error that says why `path` can't be read."""
-    return ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}")
+    fix = "; check the path" if isinstance(error, FileNotFoundError) else ""
+    return ForerunError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}{fix}")

@@ -46,13 +46,15 @@ def read_arrays(path: str | Path, what: str) -> tuple[dict[str, Any], Arrays]:
         except ForerunError:
             raise
         except (*_DAMAGE, OSError) as error:
-            raise ForerunError(f"{path}: damaged or not {what} ({type(error).__name__}); save it again") from None
+            raise ForerunError(
+                f"{path}: damaged or not {what} ({type(error).__name__}); write it again with forerun trace"
+            ) from None
     header = arrays.pop(HEADER, None)
     if header is None or header.ndim != 1 or header.dtype != np.uint8:
-        raise ForerunError(f"{path}: not {what}: it has no header; save it again")
+        raise ForerunError(f"{path}: not {what}: it has no header; write it again with forerun trace")
     data = parse_json(decoded(header.tobytes(), f"{path}, header"), f"{path}, header")
     if not isinstance(data, dict):
-        raise ForerunError(f"{path}: not {what}: its header is no JSON object; save it again")
+        raise ForerunError(f"{path}: not {what}: its header is no JSON object; write it again with forerun trace")
     return data, arrays
 
 

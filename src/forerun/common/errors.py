@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _CLOSE = 3
-_MOST_LISTED = 40
+_MOST_LISTED = 20
 _LONGEST_NAME = 200
 _LONGEST_MESSAGE = 4000
 
@@ -34,7 +34,9 @@ class UnknownName(ForerunError):
         name = bounded(name, _LONGEST_NAME)
         lower = {k.lower(): k for k in known}
         longer = [k for k in lower if name and k.startswith(name.lower())]
-        near = [*longer, *difflib.get_close_matches(name.lower(), lower, _CLOSE)]
+        begins = {k[: len(name)]: k for k in reversed(lower)} if name else {}
+        alike = [begins[k] for k in difflib.get_close_matches(name.lower(), begins, _CLOSE)]
+        near = [*longer, *difflib.get_close_matches(name.lower(), lower, _CLOSE), *alike]
         close = [lower[k] for k in dict.fromkeys(near)][:_CLOSE]
         hint = f"did you mean {' or '.join(close)}? " if close else ""
         names = f"known: {', '.join(sorted(known))}"

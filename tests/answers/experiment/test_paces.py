@@ -88,5 +88,5 @@ def test_a_preset_is_a_file_of_its_name():
     assert read_experiment(f" {name.upper()}").given == read_experiment(preset_path(name)).given
     with pytest.raises(UnknownName, match=name):
         preset_path("nothing")
-    with pytest.raises(UnknownName, match="experiment \\(and there is no such file\\)"):
+    with pytest.raises(UnknownName, match="experiment or file"):
         read_experiment("nothing")

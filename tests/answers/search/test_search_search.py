@@ -187,7 +187,7 @@ def test_the_size_that_a_gpu_is_sold_with_means_all_of_it():
         ({"keep": 0}, "keep must be at least 1"),
         ({"workers": 0}, "workers must be at least 1"),
         ({"fixed": {"tp": 3}}, "do not divide 8 GPUs"),
-        ({"fixed": {"ep": 2, "dp_shard": -1}}, "no plan of .* is possible: experts do not split over ep"),
+        ({"fixed": {"ep": 2, "dp_shard": -1}}, "none of the .* plans is possible: experts do not split over ep"),
     ],
 )
 def test_a_bad_question_is_named(options, message):

@@ -252,4 +252,4 @@ def test_binary_file_is_refused(tmp_path: Path) -> None:
 def test_folder_without_a_config_names_the_file_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(ForerunError) as error:
         load_model(tmp_path)
-    assert str(error.value) == f"{tmp_path / 'config.json'}: can't be read: No such file or directory"
+    assert str(error.value) == f"{tmp_path / 'config.json'}: can't be read: No such file or directory; check the path"

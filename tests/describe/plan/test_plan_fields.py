@@ -82,7 +82,7 @@ def test_the_batch_gives_the_micro_batches():
 @pytest.mark.parametrize(
     ("values", "gpus", "batch", "message"),
     [
-        ({"seq_len": 8, "tp": 3}, 32, None, "tp 3 = 3 does not divide 32 GPUs"),
+        ({"seq_len": 8, "tp": 3}, 32, None, "tp 3 does not divide 32 GPUs"),
         ({"seq_len": 8, "dp_shard": 4, "tp": 4}, 32, None, "dp_shard 4 x tp 4 = 16 GPUs, not 32"),
         ({"seq_len": 8, "micro_batch": 3}, 4, 32, "global batch 32 is not a multiple of micro_batch 3 x 4"),
         ({"seq_len": 8, "n_microbatches": 3}, 4, 32, "= 12 sequences, not the global batch of 32"),

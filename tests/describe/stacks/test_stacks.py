@@ -59,8 +59,8 @@ def test_names_do_not_depend_on_case() -> None:
 
 
 @pytest.mark.parametrize("name", ["torchtitann", "", "../stack"])
-def test_an_unknown_stack_is_an_error_that_lists_the_known(name: str) -> None:
-    with pytest.raises(UnknownName, match=r"known: .*torchtitan") as raised:
+def test_an_unknown_stack_is_an_error_that_says_how_to_list_the_known(name: str) -> None:
+    with pytest.raises(UnknownName, match=r"forerun stacks lists the \d+ known ones$") as raised:
         load_stack(name)
     assert isinstance(raised.value, ForerunError)
     assert "\n" not in str(raised.value)

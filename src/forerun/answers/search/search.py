@@ -455,6 +455,6 @@ class _Queue:
 
 def _nothing_possible(tally: Tally, n_gpus: int) -> str:
     if not tally.considered:
-        return f"no plan: the fixed degrees do not divide {n_gpus} GPUs"
+        return f"no plan: the fixed degrees do not divide {n_gpus} GPUs; change a degree or the number of GPUs"
     reasons = [f"{rule} ({n}): {tally.examples[rule]}" for rule, n in tally.impossible.most_common(3)]
-    return f"no plan of {tally.considered} is possible: {'; '.join(reasons)}"
+    return f"none of the {tally.considered} plans is possible: {'; '.join(reasons)}"

@@ -146,7 +146,9 @@ def load(path: str | Path) -> Program:
     try:
         program = _program(header, data, arrays)
     except _DAMAGE as error:
-        raise ForerunError(f"{path}: damaged or not a saved Program ({type(error).__name__}); save it again") from error
+        raise ForerunError(
+            f"{path}: damaged or not a saved Program ({type(error).__name__}); write it again with forerun trace"
+        ) from error
     check(program)
     return program
 

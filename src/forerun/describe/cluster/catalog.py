@@ -109,7 +109,7 @@ def load_cluster(name_or_path: str | Path) -> Cluster:
         return cluster_from_keys(read_yaml(path), path.stem, path.parent, str(path))
     if text.strip().lower() in catalog.device_by_alias:
         return cluster_from_parts(catalog.device_by_alias[text.strip().lower()], text)
-    raise UnknownName("cluster (and there is no such file)", text, cluster_names())
+    raise UnknownName("cluster or file", text, cluster_names(), "forerun clusters")
 
 
 def cluster_from_keys(data: dict[str, Any], name: str, folder: Path, place: str) -> Cluster:

@@ -79,7 +79,9 @@ def _fill_data_parallel(fields: dict[str, Any], n_gpus: int | None) -> None:
     axis = open_axes[0]
     others = Plan(**{**fields, axis: 1})
     if n_gpus % others.world_size:
-        raise ImpossiblePlan(f"impossible plan: {_product(others)} = {others.world_size} does not divide {n_gpus} GPUs")
+        product = _product(others)
+        total = f" = {others.world_size}" if " x " in product else ""
+        raise ImpossiblePlan(f"impossible plan: {product}{total} does not divide {n_gpus} GPUs")
     fields[axis] = n_gpus // others.world_size
 
 

@@ -107,7 +107,7 @@ def _path_of(name: str, beside: str) -> str:
         return os.path.join(beside, os.path.expanduser(name))
     found = _files(os.environ.get(OWN_FOLDER, "")).get(name.lower())
     if found is None:
-        raise UnknownName("stack", name, stack_names())
+        raise UnknownName("stack", name, stack_names(), "forerun stacks")
     return found
 
 

@@ -91,9 +91,8 @@ def run(arguments: list[str]) -> int:
     except ForerunError as error:
         return _fail(str(error))
     except _UsageError as error:
-        where = getattr(getattr(error, "ctx", None), "command_path", "forerun")
-        message = getattr(error, "format_message", error.__str__)()
-        return _fail(f"{message.rstrip('.')}; see {where} --help")
+        words = import_module("forerun.interfaces.cli.usage")
+        return _fail(words.usage_line(error))
     except Stopped as stopped:
         return _fail(str(stopped), stopped.code)
     except (KeyboardInterrupt, typer.Abort):

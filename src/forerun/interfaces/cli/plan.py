@@ -308,7 +308,7 @@ def _asked(subject: Subject, fields: dict[str, Any]) -> _Asked:
     required = {"gpus": subject.gpus, "seq-len": subject.seq_len, "global-batch": subject.global_batch}
     absent = ", ".join(f"--{name}" for name, value in required.items() if value is None)
     if subject.model is None or subject.seq_len is None or absent:
-        raise ForerunError(f"plan: {absent} missing; give it with the model")
+        raise ForerunError(f"plan: {absent} missing; a search for a model needs --gpus, --seq-len and --global-batch")
     model = as_asked(load_model(subject.model), subject)
     return _Asked(model, subject.seq_len, gpus, batches, fields)
 

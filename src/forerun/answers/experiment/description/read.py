@@ -70,7 +70,7 @@ def read_experiment(source: str | Path | Mapping[str, Any]) -> Request:
         return _request(read_mapping(path), PRESETS, f"preset {text.lower()}", text.lower())
     path = Path(text).expanduser()
     if isinstance(source, str) and path.suffix.lower() not in _FILE_SUFFIXES and not _is_file(path):
-        raise UnknownName("experiment (and there is no such file)", text, list(preset_names()))
+        raise UnknownName("experiment or file", text, list(preset_names()))
     return _request(read_mapping(path), path.parent, str(path), _UNSAFE.sub("-", path.stem).strip("-.") or "experiment")
 
 
