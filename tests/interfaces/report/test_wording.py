@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser, BooleanOptionalAction
 from types import SimpleNamespace
 
 import pytest
 
+from forerun.describe.plan.fields import from_text
 from forerun.describe.plan.plan import Plan
+from forerun.describe.stacks.catalog import stack_names
 from forerun.interfaces.report.wording import choice_words, command_line, log_line, plan_words
 
 
@@ -113,3 +116,19 @@ def test_a_plan_as_a_command():
         "no-overlap-grad-reduce", "layers-per-stage 5,7",
     }  # fmt: skip
     assert len(words) == len(set(words)) == 10
+
+
+@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_the_command_of_a_plan_makes_this_plan(stack, sequence_parallel):
+    """Also where the stack's defaults are other than those of Plan."""
+    plan = Plan(4096, tp=2, dp_shard=4, stack=stack, sequence_parallel=sequence_parallel, cp_method="allgather")
+    parser = ArgumentParser()
+    for name in Plan.__dataclass_fields__:
+        option, is_flag = f"--{name.replace('_', '-')}", isinstance(getattr(plan, name), bool)
+        parser.add_argument(option, **({"action": BooleanOptionalAction} if is_flag else {"type": str}))
+    words = command_line(plan, "gpt", "h100").replace("forerun predict gpt --cluster h100 ", "").split()
+    given = {name: value for name, value in vars(parser.parse_args(words)).items() if value is not None}
+    seq_len = int(given.pop("seq_len"))
+    made = {name: value if isinstance(value, bool) else from_text(name, value) for name, value in given.items()}
+    assert Plan(seq_len, **made) == plan

@@ -27,7 +27,7 @@ V_SCHEDULES = ("ZBV", "DualPipeV", "DualPipe")
 """schedules with two stages on each rank, one on the way down the ranks and one on the way up"""
 SPLIT_SCHEDULES = ("ZB1P", *V_SCHEDULES)
 """schedules that compute weight gradients in passes of their own"""
-_FROM_STACK = ("cp_method", "sequence_parallel", "selective_policy", "optimizer_impl")
+FROM_STACK = ("cp_method", "sequence_parallel", "selective_policy", "optimizer_impl")
 """fields that a plan may leave open; the attribute of the same name of its stack fills them"""
 LARGEST_BUCKET_MIB = 1_000_000
 """a limit above the memory of any GPU"""
@@ -217,7 +217,7 @@ class Plan:
     def _take_from_stack(self) -> None:
         """Fills open fields with the values of the stack. The dtypes of gradients stay `auto`: they follow
         `precision`."""
-        open_fields = [name for name in _FROM_STACK if getattr(self, name) in (None, "auto")]
+        open_fields = [name for name in FROM_STACK if getattr(self, name) in (None, "auto")]
         if not open_fields and self.zero_stage != 2:
             return
         stack = load_stack(self.stack)

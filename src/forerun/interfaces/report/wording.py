@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from forerun.answers.analysis.reading import TIGHT
 from forerun.describe.kernels.dispatchers import AUTO
-from forerun.describe.plan.plan import DEFAULT_ORDER, Plan
+from forerun.describe.plan.plan import DEFAULT_ORDER, FROM_STACK, Plan
 from forerun.interfaces.report.figures import percent, seconds
 
 if TYPE_CHECKING:
@@ -106,12 +107,14 @@ def log_line(prediction: Prediction, model_flops_per_token: float | None) -> str
 
 
 def command_line(plan: Plan, model: str, cluster: str) -> str:
-    """Returns the `forerun predict` command of a plan: every field that is not the default."""
+    """Returns the `forerun predict` command of a plan: every field that is not the default, or not its stack's."""
     default = Plan(seq_len=plan.seq_len)
+    left_open = replace(plan, **{each.name: each.default for each in fields(Plan) if each.name in FROM_STACK})  # type: ignore[arg-type]
     parts = [f"forerun predict {model} --cluster {cluster} --seq-len {plan.seq_len}"]
     for name in Plan.__dataclass_fields__:
         value = getattr(plan, name)
-        if name == "seq_len" or (value == getattr(default, name) and name not in _ALWAYS_SHOWN):
+        is_default = value == getattr(default, name) == getattr(left_open, name)
+        if name == "seq_len" or (is_default and name not in _ALWAYS_SHOWN):
             continue
         option = name.replace("_", "-")
         if isinstance(value, bool):
