@@ -192,6 +192,24 @@ def test_dimensions_go_in_place_of_a_presets():
     assert (spec.n_layers, spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.ffn_hidden) == (4, 16, 4, 256, 14336)
 
 
+def test_a_model_with_a_tower_is_trained_on_images():
+    keys = {"model_type": "llava-1.5-7b", "sequence_length": 2048, "images": 2, "encoder_sequence_length": 400}
+    model = described(model={**keys, "freeze_encoder": True}).setup.model
+    assert (model.encoder.inputs, model.encoder.tokens) == (2, 400 + model.encoder.extra_tokens)
+    assert model.encoder.frozen
+    plain = load_model("llava-1.5-7b")
+    assert described(model={"model_type": "llava-1.5-7b", "sequence_length": 2048}).setup.model == plain
+    with pytest.raises(ForerunError, match=r"model: images: model gpt2 has neither a tower nor an encoder"):
+        described(model={"images": 1})
+    with pytest.raises(ForerunError, match="images is for transformers, but resnet50 is given layer by layer"):
+        described(model={"model_type": "resnet50", "sequence_length": None, "images": 1})
+
+
+def test_modules_for_multi_token_prediction():
+    assert described(model={"mtp_modules": 1}).setup.model.mtp_modules == 1
+    assert described(model={"mtp_modules": 0}).setup.model.mtp_modules == 0
+
+
 def test_resnet50_counts_images():
     request = described(model={"model_type": "ResNet50", "sequence_length": None})
     assert request.setup.model == load_any("resnet50")

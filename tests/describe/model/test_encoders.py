@@ -74,8 +74,8 @@ def test_a_frozen_tower_costs_a_third() -> None:
     [
         ("llama-3-8b", {"inputs": 1}, "model llama-3-8b has neither a tower nor an encoder"),
         ("t5-large", {"inputs": 2}, "model t5-large encodes one text for each sample, not images"),
-        ("llava-1.5-7b", {"tokens": 100}, "model llava-1.5-7b has no images to encode; give --images too"),
-        ("llava-1.5-7b", {"frozen": True}, "model llava-1.5-7b has no images to encode; give --images too"),
+        ("llava-1.5-7b", {"tokens": 100}, "model llava-1.5-7b has no images to encode; state a number of images too"),
+        ("llava-1.5-7b", {"frozen": True}, "model llava-1.5-7b has no images to encode; state a number of images too"),
     ],
 )
 def test_inputs_that_a_model_does_not_take_are_refused(name: str, given: dict[str, int], message: str) -> None:

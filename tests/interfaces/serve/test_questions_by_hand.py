@@ -82,6 +82,20 @@ def test_a_question_as_a_command() -> None:
     )
 
 
+def test_a_question_states_the_inputs_of_an_encoder() -> None:
+    stated = asking(model="llava-1.5-7b", images=2, encoder_seq_len=400, freeze_encoder=True)
+    assert stated.command().endswith("--global-batch 64 --images 2 --encoder-seq-len 400 --freeze-encoder")
+    encoder = stated.model.encoder
+    assert encoder is not None
+    assert (encoder.inputs, encoder.tokens, encoder.frozen) == (2, 400 + encoder.extra_tokens, True)
+    assert asking(mtp=1).model.mtp_modules == 1
+    assert asking(mtp=1).command().endswith("--mtp 1")
+    with pytest.raises(ForerunError, match="model gpt2-small has neither a tower nor an encoder"):
+        asking(images=2)
+    with pytest.raises(ForerunError, match="images: "):
+        asking(images=4097)
+
+
 def test_a_question_has_its_price_its_memory_and_its_stacks() -> None:
     plain, changed = asking(), asking(price=1.25, memory_limit=10.0, fixed={"stack": "torchtitan"})
     assert changed.cluster.price_per_gpu_hour == 1.25

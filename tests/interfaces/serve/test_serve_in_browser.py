@@ -79,6 +79,17 @@ def test_the_keyboard_chooses_a_plan_and_the_address_keeps_it(browser: Any, addr
     until(browser, f"(document.querySelector('#plan strong') || {{}}).textContent === {json.dumps(words)}")
 
 
+def test_a_model_with_a_tower_is_asked_for_with_its_images(browser: Any, address: str) -> None:
+    tower = SMALL.replace("gpt2-small", "llava-1.5-7b").replace("seq_len=1024", "seq_len=2048")
+    opened(browser, address, f"{tower}&f.tp=1&images=1&freeze_encoder=true")
+    find(browser, "#command").click()
+    until(browser, "document.querySelector('#search-command').textContent.includes('--images 1 --freeze-encoder')")
+    assert browser.execute_script("return document.querySelector('#q-freeze_encoder').checked")
+    if PICTURES:
+        find(browser, "#q-images").click()
+        browser.save_screenshot(str(Path(PICTURES) / "serve-images.png"))
+
+
 def test_two_plans_stand_side_by_side(browser: Any, address: str) -> None:
     opened(browser, address)
     find(browser, "#pin").click()

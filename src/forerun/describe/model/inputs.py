@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from forerun.common.errors import ForerunError
 from forerun.describe.model.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class TrainedWith:
+    """What a user states beside a model: None and False change nothing."""
+
+    mtp_modules: int | None = None
+    """number of modules for multi-token prediction"""
+    images: int | None = None
+    """number of images or sounds of each sequence"""
+    encoder_seq_len: int | None = None
+    """number of tokens of each input of the encoder"""
+    freeze_encoder: bool = False
+
+    def applied(self, model: ModelSpec) -> ModelSpec:
+        """Returns `model` with these values. Raises ForerunError for a model that can't be trained so."""
+        if self.mtp_modules is not None:
+            model = replace(model, mtp_modules=self.mtp_modules)
+        of_encoder = self.images, self.encoder_seq_len, self.freeze_encoder
+        return model if of_encoder == (None, None, False) else with_inputs(model, *of_encoder)
 
 
 def with_inputs(
@@ -26,7 +46,7 @@ def with_inputs(
         raise ForerunError(f"model {spec.name} encodes one text for each sample, not images")
     inputs = encoder.inputs if inputs is None else inputs
     if not inputs and (tokens is not None or frozen):
-        raise ForerunError(f"model {spec.name} has no images to encode; give --images too")
+        raise ForerunError(f"model {spec.name} has no images to encode; state a number of images too")
     whole = encoder.tokens if tokens is None else tokens + encoder.extra_tokens
     return replace(spec, encoder=replace(encoder, inputs=inputs, tokens=whole, frozen=encoder.frozen or frozen))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Protocol, TypeVar, cast
 
 import typer
 
 from forerun.common.errors import ForerunError, at
-from forerun.describe.model.inputs import with_inputs
+from forerun.describe.model.inputs import TrainedWith
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 
@@ -93,11 +92,6 @@ def as_asked(model: Model, options: _Options) -> Model:
     name, value = next(iter(given.items()))
     if isinstance(model, LayeredModel):
         raise ForerunError(f"{name} {value}: {model.name} is given layer by layer; choose a transformer")
-    if options.mtp is not None:
-        with at(f"--mtp {options.mtp}"):
-            model = replace(model, mtp_modules=options.mtp)
-    of_encoder = options.images, options.encoder_seq_len, options.freeze_encoder
-    if of_encoder != (None, None, False):
-        with at(" ".join(given).removeprefix("--mtp ")):
-            return cast("Model", with_inputs(model, *of_encoder))
-    return model
+    stated = TrainedWith(options.mtp, options.images, options.encoder_seq_len, options.freeze_encoder)
+    with at(" ".join(name if value is True else f"{name} {value}" for name, value in given.items())):
+        return cast("Model", stated.applied(model))

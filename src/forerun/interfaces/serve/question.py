@@ -20,6 +20,7 @@ from forerun.describe.model.families import FAMILIES, WRAPPERS
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.hub import cached_config, cached_names
 from forerun.describe.model.huggingface import spec_from_config
+from forerun.describe.model.inputs import TrainedWith
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import (
     FIELD_TYPES,
@@ -61,6 +62,13 @@ class Question(Strict):
     """dollars of a GPU hour in place of the cluster's"""
     memory_limit: Annotated[float, Field(gt=0, le=1e5)] | None = None
     """GiB of a GPU to use at most"""
+    images: Annotated[int, Field(ge=0, le=4096)] | None = None
+    """images or sounds of a sequence, for a model with a tower for them"""
+    encoder_seq_len: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    """tokens of each input of an encoder"""
+    freeze_encoder: bool = False
+    mtp: Annotated[int, Field(ge=0, le=16)] | None = None
+    """modules for multi-token prediction"""
     fixed: dict[Name, Annotated[str, StringConstraints(max_length=400)]] = Field(default_factory=dict)
     """field of a plan -> its values, as on the command line: 1,2,4"""
 
@@ -143,6 +151,10 @@ class Asked:
         words += ["--seq-len", str(question.seq_len), "--global-batch", str(question.global_batch)]
         words += [] if question.objective == "time" else ["--objective", question.objective]
         words += [] if question.memory_limit is None else ["--memory-limit", f"{question.memory_limit:g}"]
+        for name in ("mtp", "images", "encoder_seq_len"):
+            value = getattr(question, name)
+            words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+        words += ["--freeze-encoder"] if question.freeze_encoder else []
         for name, text in question.fixed.items():
             option = name.replace("_", "-")
             if is_flag(name) and text in ("true", "false"):
@@ -173,7 +185,9 @@ def asked(question: Question, dropped: Mapping[str, ModelSpec]) -> Asked:
     cluster = load_cluster(question.cluster)
     if question.price is not None:
         cluster = replace(cluster, price_per_gpu_hour=question.price)
-    made = Asked(question, _model(question.model, dropped), cluster, _fixed(question.fixed))
+    inputs = TrainedWith(question.mtp, question.images, question.encoder_seq_len, question.freeze_encoder)
+    model = inputs.applied(_model(question.model, dropped))
+    made = Asked(question, model, cluster, _fixed(question.fixed))
     assert made.where
     return made
 

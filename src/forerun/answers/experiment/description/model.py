@@ -13,6 +13,7 @@ from forerun.common.own_code import is_own_code, load_own
 from forerun.common.shipped import shipped_data
 from forerun.describe.model.catalog import layered_names, load_any, load_model, model_names
 from forerun.describe.model.fields import Fields
+from forerun.describe.model.inputs import TrainedWith
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.layers_by_hand import layers_from
 from forerun.describe.model.spec import ModelSpec
@@ -34,6 +35,13 @@ DIMENSIONS = {
     "tie_word_embeddings": "tied_embeddings",
 }
 """key -> field of ModelSpec"""
+INPUTS = {
+    "mtp_modules": "mtp_modules",
+    "images": "images",
+    "encoder_sequence_length": "encoder_seq_len",
+    "freeze_encoder": "freeze_encoder",
+}
+"""key -> field of TrainedWith"""
 _FREE_LENGTH = 2048
 """sequence_length of a model whose positions have no table"""
 
@@ -51,7 +59,7 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
     model = _base(section, given[0], place)
     dimensions = {key: getattr(section, key) for key in DIMENSIONS if getattr(section, key) is not None}
     if isinstance(model, LayeredModel):
-        wrong = [*dimensions, *(["sequence_length"] if section.sequence_length else [])]
+        wrong = [*dimensions, *(["sequence_length"] if section.sequence_length else []), *_inputs(section)]
         if wrong:
             raise ForerunError(
                 f"{place}: {wrong[0]} is for transformers, but {model.name} is given layer by layer; leave it out"
@@ -70,7 +78,17 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
             f"{place}: sequence_length {length} is longer than max_position_embeddings {model.max_positions} of"
             f" {model.name}; lower the one or raise the other"
         )
+    inputs = _inputs(section)
+    if inputs:
+        with at(f"{place}: {', '.join(inputs)}"):
+            model = TrainedWith(**{INPUTS[key]: value for key, value in inputs.items()}).applied(model)
     return replace(model, name=section.name or model.name), length
+
+
+def _inputs(section: ModelSection) -> dict[str, Any]:
+    """Returns the keys about inputs of an encoder and multi-token prediction that the section states."""
+    stated = {key: getattr(section, key) for key in INPUTS}
+    return {key: value for key, value in stated.items() if value is not None and value is not False}
 
 
 @cache

@@ -242,6 +242,16 @@ class ModelSection(Section):
     """whether a token attends to earlier tokens only; default: false for bert, true for others"""
     tie_word_embeddings: bool | None = None
     """whether embedding and output head are one matrix; default: true for gpt2 and bert, false for transformer"""
+    mtp_modules: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=16)] | None = None
+    """modules for multi-token prediction that are trained with the model; default: none"""
+    images: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=4096)] | None = None
+    """images or sounds of a sample, for a model with a tower for them; their tokens are part of sequence_length;
+    default: 0, which trains the language model without its tower"""
+    encoder_sequence_length: Width | None = None
+    """tokens of each input of an encoder: of a source text, patches of an image, frames of a sound; default: the
+    model's own"""
+    freeze_encoder: bool | None = None
+    """whether the tower or the encoder is frozen, so that only the layers behind it are trained; default: false"""
 
 
 class JitterEntry(Section):

@@ -4,12 +4,18 @@
 import { byId, call, make, showError } from "./api.js";
 
 /** @typedef {{model: string, cluster: string, gpus: number, seq_len: number, global_batch: number, objective: string,
- *   price: number | null, memory_limit: number | null, fixed: Record<string, string>}} Question */
+ *   price: number | null, memory_limit: number | null, images: number | null, encoder_seq_len: number | null,
+ *   freeze_encoder: boolean, mtp: number | null, fixed: Record<string, string>}} Question */
 
 const NUMBERS = /** @type {const} */ ([
   ["gpus", "GPUs", "number of GPUs of the run", 0, 14],
   ["global_batch", "Global batch", "sequences in a step, over all GPUs", 0, 14],
   ["seq_len", "Sequence length", "tokens of a sequence", 7, 20],
+]);
+const INPUTS = /** @type {const} */ ([
+  ["images", "Images", "images or sounds of a sequence, for a model with a tower; empty: the language model alone", 0, 4096],
+  ["encoder_seq_len", "Encoder length", "patches of an image, frames of a sound or tokens of a source text; empty: the model's own", 1, 16777216],
+  ["mtp", "MTP modules", "modules for multi-token prediction; empty: none", 0, 16],
 ]);
 const WAIT_MS = 250;
 
@@ -41,6 +47,7 @@ export function makeForm(offered, asked) {
       make("input", { type: "number", id: "q-price", min: 0, step: "any" })),
     field("memory_limit", "Memory to use", "GiB that a run may use of a GPU; empty: all",
       make("input", { type: "number", id: "q-memory_limit", min: 0, step: "any" })),
+    inputsOfModel(),
     fixedFields("Fixed fields of the plan", (each) => each.first, innerWidth >= 760),
     fixedFields("More fields", (each) => !each.first, false),
     make("div", { class: "row" }, make("button", { type: "submit", text: "Search" }),
@@ -127,6 +134,15 @@ function fixedFields(title, isShown, open) {
     make("small", { text: "One value fixes a field, and a list (1,2,4) gives the values to try. An empty field is free." }), ...fields);
 }
 
+/** The inputs of an encoder, and modules for multi-token prediction. */
+function inputsOfModel() {
+  const frozen = make("input", { type: "checkbox", id: "q-freeze_encoder" });
+  return make("details", { id: "inputs" }, make("summary", { text: "Images, encoder, multi-token prediction" }),
+    ...INPUTS.map(([name, label, help, min, max]) => field(name, label, help,
+      make("input", { type: "number", id: `q-${name}`, min, max, step: 1 }))),
+    field("freeze_encoder", "Freeze the encoder", "train only the layers behind it", frozen));
+}
+
 function dropArea() {
   const input = make("input", { type: "file", accept: ".json,application/json", "aria-label": "config.json of a model" });
   const area = make("div", { class: "drop" }, make("small", { text: "Drop a config.json here, or choose one" }), input);
@@ -181,7 +197,8 @@ export function question() {
   return {
     model: text("model"), cluster: text("cluster"), gpus: Number(text("gpus")), seq_len: Number(text("seq_len")),
     global_batch: Number(text("global_batch")), objective: text("objective"), price: amount("price"),
-    memory_limit: amount("memory_limit"), fixed,
+    memory_limit: amount("memory_limit"), images: amount("images"), encoder_seq_len: amount("encoder_seq_len"),
+    freeze_encoder: byId("q-freeze_encoder").checked, mtp: amount("mtp"), fixed,
   };
 }
 
@@ -189,10 +206,13 @@ export function question() {
 export function fill(asked) {
   const models = byId("q-model");
   if (![...models.options].some((each) => each.value === asked.model)) models.append(make("option", { value: asked.model, text: asked.model }));
-  for (const name of /** @type {const} */ (["model", "cluster", "gpus", "seq_len", "global_batch", "objective", "price", "memory_limit"])) {
+  for (const name of /** @type {const} */ (["model", "cluster", "gpus", "seq_len", "global_batch", "objective", "price", "memory_limit",
+    "images", "encoder_seq_len", "mtp"])) {
     byId(`q-${name}`).value = asked[name] ?? "";
     if (byId(`q-${name}`).sync) byId(`q-${name}`).sync();
   }
+  byId("q-freeze_encoder").checked = asked.freeze_encoder;
+  if (asked.freeze_encoder || INPUTS.some(([name]) => asked[name] !== null)) byId("inputs").open = true;
   for (const each of options.fields) byId(`q-f-${each.name}`).value = asked.fixed[each.name] || "";
   aboutCluster();
 }
@@ -204,7 +224,7 @@ export function fill(asked) {
  */
 export function toAddress(asked, rows) {
   const state = new URLSearchParams();
-  for (const [name, value] of Object.entries(asked)) if (name !== "fixed" && value !== null) state.set(name, String(value));
+  for (const [name, value] of Object.entries(asked)) if (name !== "fixed" && value !== null && value !== false) state.set(name, String(value));
   for (const [name, value] of Object.entries(asked.fixed)) state.set(`f.${name}`, value);
   for (const [name, value] of Object.entries(rows)) if (value !== null && value !== undefined) state.set(name, String(value));
   return `#${state}`;
@@ -226,7 +246,8 @@ export function fromAddress(hash, usual) {
       model: state.get("model") || usual.model, cluster: state.get("cluster") || usual.cluster,
       gpus: amount("gpus") || usual.gpus, seq_len: amount("seq_len") || usual.seq_len,
       global_batch: amount("global_batch") || usual.global_batch, objective: state.get("objective") || usual.objective,
-      price: amount("price"), memory_limit: amount("memory_limit"), fixed,
+      price: amount("price"), memory_limit: amount("memory_limit"), images: amount("images"),
+      encoder_seq_len: amount("encoder_seq_len"), freeze_encoder: state.get("freeze_encoder") === "true", mtp: amount("mtp"), fixed,
     },
     row: amount("row"), pin: amount("pin"), any: state.has("model") || state.has("demo"),
   };
