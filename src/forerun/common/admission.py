@@ -166,7 +166,7 @@ def _problem_of_key(key: Any) -> str:
 
 
 def _problem(kind: type, value: Any, any_number: bool) -> str:
-    """Describes the error in a value that is no list or mapping. The text is empty if there is none."""
+    """Describes the error in a value that is not a list or mapping. The text is empty if there is none."""
     if kind is str:
         return _problem_of_text(value)
     if kind is float:

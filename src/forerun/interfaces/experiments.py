@@ -96,7 +96,7 @@ class Experiment:
         )
 
     def stragglers(self, *, folder: str | Path | None = None) -> Study:
-        """Returns step times under the experiment's disturbances, and what the slowest rank costs."""
+        """Returns step times under the experiment's disturbances, and the cost of the slowest rank."""
         return Study(study(self.request, folder=_path(folder)))
 
 

@@ -36,12 +36,12 @@ def show_in_notebooks() -> None:
 
 
 def prediction_html(prediction: Prediction) -> str:
-    """Returns the figures of a prediction, after what a user should know of them."""
+    """Returns the figures of a prediction. Warnings come first."""
     return parts_html(_title(prediction), plan_line(prediction), [*warnings(prediction), figures(prediction)])
 
 
 def prediction_picture(prediction: Prediction) -> Picture:
-    """Returns where time and memory go."""
+    """Returns a picture of the time and the memory of a step by part."""
     sizes = sorted(prediction.memory_by_category_gib.items(), key=lambda item: -item[1])
     rows = [(MEMORY_LOOKS[name].label, f"{gib:.1f} GiB", gib) for name, gib in sizes if gib > 0]
     memory = labelled_bars(rows, "memory at its peak, GiB", f"Memory: {'; '.join(f'{n} {w}' for n, w, _ in rows)}")
@@ -70,7 +70,7 @@ def search_picture(result: SearchResult) -> Picture:
 
 
 def sweep_picture(sweep: Sweep) -> Picture:
-    """Returns what more GPUs or larger batches bring. Raises ForerunError where no plan fits anywhere."""
+    """Returns a picture of the gain of more GPUs or larger batches. Raises ForerunError where no plan fits anywhere."""
     if sweep.best is None:
         raise ForerunError(f"{sweep.model}: no plan fits anywhere, so there is nothing to draw")
     title = f"{sweep.model} on {sweep.cluster}, best by {sweep.objective}"

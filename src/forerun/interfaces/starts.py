@@ -15,7 +15,7 @@ from forerun.describe.model.catalog import load_model
 
 @dataclass(frozen=True)
 class Question:
-    """Holds what a user wants to know."""
+    """Holds a user's question."""
 
     model: str
     cluster: str

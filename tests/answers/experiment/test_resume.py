@@ -149,7 +149,7 @@ def test_files_that_are_no_points(tmp_path: Path) -> None:
     store = Store(ScalePoint, tmp_path)
     for text in ("", "{", "[]", "{}", '{"point": 3}', '{"point": {"num_nodes": "many"}}'):
         (tmp_path / "points" / "abc.json").write_text(text)
-        with pytest.raises(ForerunError, match=r"abc\.json: this file is no point of a study; remove it"):
+        with pytest.raises(ForerunError, match=r"abc\.json: this file is not a point of a study; remove it"):
             store.known("abc")
     assert store.known("other") is None
     (tmp_path / "points" / "folder.json").mkdir()

@@ -78,8 +78,8 @@ def test_weak_scaling_keeps_the_batch_of_a_gpu() -> None:
 def test_strong_scaling_keeps_the_global_batch_and_says_where_it_does_not_split() -> None:
     study = scale(read_experiment(sections()), [1, 2, 3, 16, 32], strong=True)
     assert [point.samples_per_step for point in study.points] == [128, 128, 0, 128, 0]
-    assert "global batch of 128 is no multiple of 24 data-parallel ranks" in study.points[2].error
-    assert "global batch of 128 is no multiple of 256 data-parallel ranks" in study.points[4].error
+    assert "global batch of 128 is not a multiple of 24 data-parallel ranks" in study.points[2].error
+    assert "global batch of 128 is not a multiple of 256 data-parallel ranks" in study.points[4].error
     assert study.points[2].efficiency == 0.0
     assert study.break_down in (2, 16)
     assert study.cause
@@ -116,15 +116,15 @@ def test_the_axis_that_grows(before: dict[str, Any], n_gpus: int, after: tuple[i
 
 
 def test_plans_that_do_not_divide() -> None:
-    with pytest.raises(ForerunError, match="12 GPUs are no multiple of the 8 GPUs of a replica"):
+    with pytest.raises(ForerunError, match="12 GPUs are not a multiple of the 8 GPUs of a replica"):
         plan_at(Plan(seq_len=8, tp=8), 12, strong=False)
-    with pytest.raises(ForerunError, match="12 data-parallel ranks are no multiple of dp_shard 8"):
+    with pytest.raises(ForerunError, match="12 data-parallel ranks are not a multiple of dp_shard 8"):
         plan_at(Plan(seq_len=8, dp_shard=8, dp_replicate=2), 12, strong=False)
 
 
 def test_scales_that_cannot_run_do_not_end_the_study() -> None:
     study = scale(read_experiment(sections(tp=8, pp=2)), [1, 2, 4])
-    assert "8 GPUs are no multiple of the 16 GPUs of a replica" in study.points[0].error
+    assert "8 GPUs are not a multiple of the 16 GPUs of a replica" in study.points[0].error
     assert [bool(point.error) for point in study.points] == [True, False, False]
     assert study.points[1].efficiency == 1.0
     frame = study.to_dataframe()
@@ -172,7 +172,7 @@ def test_strong_scaling_keeps_the_batches_of_a_schedule() -> None:
     assert at_four.batch_schedule == ((5, 8),)
     assert request_at(request, 4, strong=False)[0].batch_schedule == ((5, 16),)
     odd = read_experiment(sections(batch_schedule=[[5, 9]]))
-    assert "global batch of 144 in batch_schedule is no multiple" in scale(odd, [8], strong=True).points[0].error
+    assert "global batch of 144 in batch_schedule is not a multiple" in scale(odd, [8], strong=True).points[0].error
 
 
 def test_a_goal_in_tokens_takes_fewer_iterations_on_more_nodes() -> None:

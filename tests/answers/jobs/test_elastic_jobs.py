@@ -146,7 +146,7 @@ def test_a_planned_job_runs_on_no_size_whose_memory_is_too_small():
 @pytest.mark.parametrize(
     ("elastic", "message"),
     [
-        ({"goodput": {4: 50}}, "job a: elastic: says nothing for the 8 GPUs"),
+        ({"goodput": {4: 50}}, "job a: elastic: has no entry for the 8 GPUs"),
         ({"sizes": [4]}, "sizes are for a job with a plan"),
         ({"sync_s": {8: 0.1}}, "give goodput by number of GPUs, or example_s"),
         ({"goodput": {0: 50}}, "goodput"),

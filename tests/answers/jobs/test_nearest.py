@@ -152,5 +152,5 @@ def test_a_file_says_domains_and_rails():
     request = cluster_of(data, "x")
     assert request.shape == SHAPE
     assert (request.terms.network.rails, request.terms.network.nvlink_domains) == (True, True)
-    with pytest.raises(ForerunError, match="x: 4 nodes under a switch are no whole number of domains of 3"):
+    with pytest.raises(ForerunError, match="x: 4 nodes under a switch are not a whole number of domains of 3"):
         cluster_of({**data, "nodes_per_domain": 3}, "x")

@@ -424,7 +424,7 @@ def test_a_plan_of_unlike_gpus_sends_what_its_groups_send():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"placement": "count"}, "x: network: which nodes jobs are on has to be known: choose placement packed"),
+        ({"placement": "count"}, "x: network: this needs to know the nodes of each job; choose placement packed"),
         ({"nodes_per_switch": 2}, "x: nodes_per_switch: 2 do not divide the 3 nodes of v100"),
         ({"network": {"topology": "ring:20@1/0ns"}}, "x: unknown key 'network.topology'"),
     ],

@@ -143,13 +143,13 @@ def test_a_wrong_ns3_file_is_one_line(ns3, links, dims, problem):
     ("change", "problem"),
     [
         (("Nodes 8", "Nodes 16"), "the tree has 16 nodes, and the network 8 NPUs"),
-        (("Podsize 4", "Podsize 3"), "nodes by Podsize: 8 is no multiple of 3"),
+        (("Podsize 4", "Podsize 3"), "nodes by Podsize: 8 is not a multiple of 3"),
         (("Tiers 3", "Tiers 100000000"), "an htsim topology has 2 or 3 tiers"),
         (("Radix_Up 4", "Radix_Up 100000000"), "the tree has 200,000,016 links; at most 2,000,000 are simulated"),
         (("Tiers 3", "Tiers 2"), "an htsim topology has 2 or 3 tiers"),
-        (("Radix_Up 4", "Radix_Up 3"), "Radix_Up of tier 1 by Bundle of tier 2: 3 is no multiple of 2"),
+        (("Radix_Up 4", "Radix_Up 3"), "Radix_Up of tier 1 by Bundle of tier 2: 3 is not a multiple of 2"),
         (("Radix_Down 4", "Radix_Down 6"), "Radix_Down of tier 2 is 6, 2 pods have 4 links up to it"),
-        (("Bundle 1", "Colour 1"), "'Colour' is no key of an htsim topology here"),
+        (("Bundle 1", "Colour 1"), "'Colour' is not a key of an htsim topology here"),
         (("Downlink_speed_Gbps 100", ""), "missing: downlink_speed_gbps of tier 2"),
     ],
 )

@@ -311,7 +311,7 @@ class Line(Topology):
 @pytest.mark.parametrize("walk_table", [0, 1 << 22])
 @pytest.mark.parametrize(
     ("after", "message"),
-    [((1, 0, 1), "round in circles"), ((2, 0, 1), "goes from device 0 to 2, but there is no such link")],
+    [((1, 0, 1), "a route is a cycle"), ((2, 0, 1), "goes from device 0 to 2, but there is no such link")],
 )
 def test_routing_that_does_not_arrive_is_noticed(after, message, walk_table, monkeypatch):
     monkeypatch.setattr(base, "_WALK_TABLE", walk_table)

@@ -203,7 +203,7 @@ def test_the_ranks_of_roles_move_with_the_mesh():
 @pytest.mark.parametrize(
     ("program", "n_gpus", "message"),
     [
-        (program_of(plan_of(dp_shard=4, tp=2)), 9, "9 GPUs are no multiple of 2"),
+        (program_of(plan_of(dp_shard=4, tp=2)), 9, "9 GPUs are not a multiple of 2"),
         (program_of(plan_of(dp_shard=4, tp=2)), 0, "at least 1"),
         (program_of(plan_of(tp=8)), 16, "one rank, or uneven ranks"),
         (program_of(plan_of(dp_shard=8), data_parallel=[]), 16, "has no data parallelism"),

@@ -154,7 +154,7 @@ def test_tensors_that_layers_share_are_kept_once():
         ((), "has no layers; add one"),
         ((batch_norm("a", (1, 2, 2)), batch_norm("a", (1, 2, 2))), "'a' is there twice"),
         ((batch_norm(INPUT, (1, 2, 2)),), "'input' names the sample"),
-        ((add("a", (1, 2, 2), ("b", INPUT)),), "'a': reads 'b', which is no layer before it"),
+        ((add("a", (1, 2, 2), ("b", INPUT)),), "'a': reads 'b', which is not a layer before it"),
         ((batch_norm("a", (1, 2, 2)), linear("b", (5,), 3)), r"'b': input_shape \[5\] has 5 elements, 'a' makes"),
     ],
 )

@@ -283,7 +283,7 @@ REFUSED = [
     ({"layer_id": True}, "layer_id must be a text"),
     ({"layer_id": "input"}, "layer_id must be a name of its own"),
     ({"groups": 2}, "groups 2 divides not both 3 and 64 channels"),
-    ({"reads": ["elsewhere"]}, "reads names 'elsewhere', which is no layer before it"),
+    ({"reads": ["elsewhere"]}, "reads names 'elsewhere', which is not a layer before it"),
     ({"reads": [1.5]}, "reads must be a list of layer_ids"),
     ({"strides": 2}, "unknown key 'strides'"),
     ({"num_parameters": 1.5}, "num_parameters must be a whole number"),

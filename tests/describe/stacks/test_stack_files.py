@@ -75,7 +75,7 @@ def test_a_stack_is_read_again_after_a_change_of_the_one_that_it_extends(tmp_pat
         ({"extends": 3}, r"own.yaml: extends: expected the name of a stack"),
         ({"norms": "fused"}, r"own.yaml: norms: "),
         ({"norm": "quick"}, r"own.yaml: norm: .*'composed', 'fused', 'compiled' or 'aten'"),
-        ({"names": [{"framework": "("}]}, r"own.yaml: names.0: .*framework is no regular expression"),
+        ({"names": [{"framework": "("}]}, r"own.yaml: names.0: .*framework is not a regular expression"),
         (
             {"attention_becomes": {"sdpa": {"hopper": "quick"}}},
             r"own.yaml: .*attention_becomes names 'quick', which is no",

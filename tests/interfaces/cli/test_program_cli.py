@@ -310,7 +310,7 @@ BAD = [
     (("predict", *ASK, "--tp", 2, "--seq-len", 5), "--tp, --seq-len: a saved program has its own plan"),
     (("predict", *ASK, "--no-compile"), "--compile: a saved program has its own plan"),
     (("predict", *ASK, "--gpus", 0), "at least 1"),
-    (("predict", "--program", "runs/tp.npz", *CLUSTER, "--gpus", 9), "9 GPUs are no multiple of 2"),
+    (("predict", "--program", "runs/tp.npz", *CLUSTER, "--gpus", 9), "9 GPUs are not a multiple of 2"),
     (("predict", *ASK, "--tokens-per-step", 0), "tokens per step must be at least 1"),
     (("predict", *ASK, "--memory-limit", 500), "memory limit of 500"),
     (("predict", *ASK, "--network", "switch:4@450/300ns"), "4 NPUs"),

@@ -108,7 +108,7 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_place_of_a_file_is_named_before_anything_is_moved(tmp_path: Path) -> None:
     (tmp_path / "study_scales.csv").mkdir()
-    with pytest.raises(ForerunError, match=r"study_scales\.csv: can't be written: it is no plain file"):
+    with pytest.raises(ForerunError, match=r"study_scales\.csv: can't be written: it is not a plain file"):
         export(by_hand.scaling_study("study"), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["study_scales.csv"]
 

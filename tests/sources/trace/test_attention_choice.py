@@ -91,7 +91,7 @@ def test_the_rules_of_flash_and_efficient_attention_on_ampere(why, tensors, opti
         ("Hopper's wide heads", [heads(2, 8, 64, 256)] * 3, {}, HOPPER, True),
         ("Ampere's are not wide", [heads(2, 8, 64, 256)] * 3, {}, AMPERE, False),
         ("DeepSeek's heads on Blackwell", [heads(2, 8, 64, 192)] * 2 + [heads(2, 8, 64, 128)], {}, (10, 0), True),
-        ("a head that is no multiple of 8", [heads(2, 8, 64, 60)] * 3, {}, HOPPER, False),
+        ("a head that is not a multiple of 8", [heads(2, 8, 64, 60)] * 3, {}, HOPPER, False),
         ("a boolean mask for all", [Q] * 3, {"attn_mask": MASK}, HOPPER, True),
         ("a mask of 3 dims", [Q] * 3, {"attn_mask": MASK[None]}, HOPPER, False),
         ("a mask with a gradient", [Q] * 3, {"attn_mask": heads(64, 64, grad=True)}, HOPPER, False),

@@ -59,7 +59,7 @@ def test_a_release_is_two_numbers(version: str, found: tuple[int, int] | None) -
     if found is not None:
         assert release(version) == found
         return
-    with pytest.raises(ForerunError, match="is no release of torch"):
+    with pytest.raises(ForerunError, match="is not a release of torch"):
         release(version)
 
 

@@ -49,7 +49,7 @@ def test_record_function_as_a_decorator_breaks_graphs_before_2_13(tmp_path, dyna
 
 @pytest.mark.parametrize("text", ["soon", "2", "v2.9", ""])
 def test_what_is_no_release_is_named(text):
-    with pytest.raises(ForerunError, match=r"is no release of torch; give one such as 2\.9"):
+    with pytest.raises(ForerunError, match=r"is not a release of torch; give one such as 2\.9"):
         release(text)
 
 
@@ -61,4 +61,4 @@ def test_the_command_refuses_what_is_no_release(tmp_path, capsys):
     script = tmp_path / "empty.py"
     script.touch()
     assert run(["trace", str(script), "--dynamo", "soon"]) == 2
-    assert "'soon' is no release of torch" in capsys.readouterr().err
+    assert "'soon' is not a release of torch" in capsys.readouterr().err

@@ -146,7 +146,7 @@ class OuterEffect:
 def replica_of(setup: Setup, steps: OuterSteps) -> Setup:
     """Returns the setup of one replica alone.
 
-    Raises ForerunError where the plan has one replica only, or one that is no whole number of nodes on a slow link.
+    Raises ForerunError where the plan has one replica only, or one that is not a whole number of nodes on a slow link.
     """
     plan, cluster = setup.plan, setup.cluster
     if plan.dp_replicate == 1:

@@ -118,7 +118,7 @@ def on(kind: Kind, iterations: Container[int] = range(1)) -> Callable[[Callable[
 
 
 class Audience:
-    """The handlers of a request, in its order. Raises ForerunError if one of them is no handler."""
+    """The handlers of a request, in its order. Raises ForerunError if one of them is not a handler."""
 
     def __init__(self, handlers: Sequence[Any]) -> None:
         for handler in handlers:

@@ -159,7 +159,7 @@ def plan_at(plan: Plan, n_gpus: int, strong: bool) -> Plan:
     dp, rest = divmod(n_gpus, model_parallel)
     if rest:
         raise ForerunError(
-            f"{n_gpus} GPUs are no multiple of the {model_parallel} GPUs of a replica (cp x tp x pp);"
+            f"{n_gpus} GPUs are not a multiple of the {model_parallel} GPUs of a replica (cp x tp x pp);"
             " leave this scale out"
         )
     if plan.dp_shard > 1 and plan.dp_replicate > 1:
@@ -167,14 +167,14 @@ def plan_at(plan: Plan, n_gpus: int, strong: bool) -> Plan:
     else:
         shard = dp if plan.dp_shard > 1 or (plan.dp_replicate == 1 and plan.zero_stage) else 1
     if dp % shard:
-        raise ForerunError(f"{dp} data-parallel ranks are no multiple of dp_shard {shard}; leave this scale out")
+        raise ForerunError(f"{dp} data-parallel ranks are not a multiple of dp_shard {shard}; leave this scale out")
     scaled = replace(plan, dp_replicate=dp // shard, dp_shard=shard)
     if not strong:
         return scaled
     share, rest = divmod(plan.global_batch, dp)
     if rest:
         raise ForerunError(
-            f"the global batch of {plan.global_batch} is no multiple of {dp} data-parallel ranks; scale weakly"
+            f"the global batch of {plan.global_batch} is not a multiple of {dp} data-parallel ranks; scale weakly"
         )
     micro_batch = next(size for size in range(min(plan.micro_batch, share), 0, -1) if share % size == 0)
     return replace(scaled, micro_batch=micro_batch, n_microbatches=share // micro_batch)
@@ -188,7 +188,7 @@ def _batch_at(micro_batch: int, before: Plan, plan: Plan, strong: bool) -> int:
     scaled, rest = divmod(whole, plan.n_microbatches * plan.dp)
     if rest or not scaled:
         raise ForerunError(
-            f"the global batch of {whole} in batch_schedule is no multiple of {plan.dp} data-parallel ranks x"
+            f"the global batch of {whole} in batch_schedule is not a multiple of {plan.dp} data-parallel ranks x"
             f" {plan.n_microbatches} micro batches; scale weakly"
         )
     return scaled

@@ -61,7 +61,7 @@ class Store(Generic[Point]):
         try:
             return self._kind.validate_python(parse_json(text, str(path))["point"])
         except (ValueError, TypeError, KeyError, ValidationError):
-            raise ForerunError(f"{path}: this file is no point of a study; remove it") from None
+            raise ForerunError(f"{path}: this file is not a point of a study; remove it") from None
 
     def keep(self, key: str, label: str, point: Point) -> None:
         """Writes the file of a point, whole or not at all.

@@ -89,7 +89,7 @@ class PlannedSteps:
         """
         first, noise = self.entry.global_batch, elastic.noise_scale
         if elastic.goodput or elastic.sync_s or elastic.example_s is not None or elastic.batch is not None:
-            raise ForerunError(f"{place}: the plan says how fast it is; give only sizes, noise_scale, largest_batch")
+            raise ForerunError(f"{place}: the speed follows from the plan; give only sizes, noise_scale, largest_batch")
         if not elastic.sizes or first is None:
             raise ForerunError(f"{place}: give sizes (numbers of GPUs), and global_batch in the plan")
         found: dict[int, float] = {}
@@ -152,7 +152,7 @@ def _scaling(
     goodput: dict[int, float], gpus: int, place: str, steps: Mapping[int, Traffic | None] | None = None
 ) -> Scaling:
     if gpus not in goodput:
-        raise ForerunError(f"{place}: says nothing for the {gpus:,} GPUs that the job asks for")
+        raise ForerunError(f"{place}: has no entry for the {gpus:,} GPUs that the job asks for")
     sizes = tuple(sorted(goodput))
     speeds = tuple(goodput[size] / goodput[gpus] for size in sizes)
     return Scaling(sizes, speeds, () if steps is None else tuple(steps[size] for size in sizes))

@@ -27,7 +27,8 @@ class Shape:
     def __post_init__(self) -> None:
         """Raises ForerunError for domains that don't fill a switch, or more GPUs than can be simulated."""
         if self.nodes % self.domain:
-            raise ForerunError(f"{self.nodes:,} nodes under a switch are no whole number of domains of {self.domain:,}")
+            nodes = f"{self.nodes:,} nodes under a switch"
+            raise ForerunError(f"{nodes} are not a whole number of domains of {self.domain:,}; change one of both")
         if self.total > _MOST_GPUS:
             raise ForerunError(f"a cluster of {self.total:,} GPUs is more than the {_MOST_GPUS:,} that are simulated")
 

@@ -35,7 +35,7 @@ def schedule(
     for name, given in (("failures", terms.failures), ("network", terms.network)):
         if given is not None and isinstance(place, Counted):
             raise ForerunError(
-                f"{name}: which nodes jobs are on has to be known: choose placement packed, nearest, rails or spread"
+                f"{name}: this needs to know the nodes of each job; choose placement packed, nearest, rails or spread"
             )
     if isinstance(rule, Ranking):
         return RankedSimulation(jobs, place, rule, terms).run()

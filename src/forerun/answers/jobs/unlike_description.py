@@ -174,7 +174,7 @@ def _job(entry: SteppedEntry, kinds: tuple[str, ...], clusters: dict[str, str], 
     if entry.plan is not None:
         if rates or steps is not None or entry.network_share:
             raise ForerunError(
-                f"{at_job}: the plan has the steps and tells how fast they are; leave steps_per_s and network_share out"
+                f"{at_job}: steps and their speed follow from the plan; leave steps_per_s and network_share out"
             )
         predicted = _predicted(entry.plan, entry.gpus, kinds, clusters, at_job)
         rates, steps = {kind: 1.0 / found.step_time_s for kind, found in predicted.items()}, entry.plan.steps
@@ -206,7 +206,7 @@ def _predicted(
     model, plan = load_model(entry.model), complete_plan(entry.fields, gpus, entry.global_batch)
     for kind in kinds:
         if kind not in clusters:
-            raise ForerunError(f"{place}: clusters says no cluster for GPU kind {kind}, on which the plan is predicted")
+            raise ForerunError(f"{place}: clusters has no entry for GPU kind {kind}; add one")
         prediction = predict(model, plan, load_cluster(clusters[kind]))
         if prediction.fits:
             found[kind] = prediction

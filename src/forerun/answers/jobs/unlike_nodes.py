@@ -41,7 +41,7 @@ class NodesOfKinds:
         for name, given in (("failures", self.failures), ("network", self.network)):
             if given is not None and self.placement == COUNT:
                 raise ForerunError(
-                    f"{name}: which nodes jobs are on has to be known: choose placement packed or nearest"
+                    f"{name}: this needs to know the nodes of each job; choose placement packed or nearest"
                 )
         if self.placement == COUNT:
             return

@@ -138,7 +138,7 @@ def critical_path(window: Window, annotation: str = STEP, instance: int = 0) -> 
         raise ForerunError(f"{place}: it has no operators, calls or kernels that follow each other")
     found_path = longest_path(edges)
     if found_path is None:
-        raise ForerunError(f"{place}: its events order each other in a circle")
+        raise ForerunError(f"{place}: its events depend on each other in a cycle")
     chosen, n_nodes = found_path
     return CriticalPath(window, annotation, instance, edges.take(chosen), n_nodes, len(edges.source))
 

@@ -18,7 +18,7 @@ CHOSEN = (
 )
 """fields of a plan that a person chooses; the other ones follow from them and the question"""
 _MOST_ALSO = 2
-"""other fields that may change with a choice; a plan that differs in more is no neighbour"""
+"""other fields that may change with a choice; a plan that differs in more is not a neighbour"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,8 +146,10 @@ class Space:
         return table
 
     def reason_of(self, plan: Plan) -> tuple[str, str] | None:
-        """Returns why `plan` is no row of the table: the rule or `same placement`, and the reason; None where it is a
-        row, or is no plan of this space."""
+        """Returns the rule (or `same placement`) and the reason for which `plan` is not a row of the table.
+
+        Returns None if it is a row, or not a plan of this space.
+        """
         local, rest = divmod(self.global_batch, plan.dp)
         if rest or local % plan.micro_batch:
             return BATCH_RULE, self._batch_reason(plan.dp, local, rest, plan.micro_batch)

@@ -39,7 +39,7 @@ class _Around:
     gather: F64
     """gathering of parameters"""
     copy: F64
-    """kernels that copy the gathered parameters out"""
+    """kernels that copy the unsharded parameters out"""
     reduce: F64
     """reduction of gradients over all ranks that share them"""
     again: F64

@@ -259,5 +259,5 @@ def _in_order(graph: _Graph, meetings: Sequence[Meeting]) -> list[tuple[int, ...
                 ready.append(each)
     if len(order) < len(units):
         stuck = graph.recorded.operations[units[next(i for i, count in enumerate(left) if count)][0]]
-        raise ForerunError(f"{graph.recorded.name}: operations wait for each other in a circle, such as {stuck}")
+        raise ForerunError(f"{graph.recorded.name}: operations wait for each other in a cycle, such as {stuck}")
     return order

@@ -74,7 +74,7 @@ def _systems(folder: Path, described: dict[str, Any]) -> dict[str, Path]:
 
 
 def _described(folder: Path) -> dict[str, Any]:
-    """Returns what `metrics.json` says about each system by name."""
+    """Returns the entries of `metrics.json` about each system, by name."""
     try:
         systems = read_json(folder / "metrics.json").get("systems", {})
     except (ForerunError, AttributeError):

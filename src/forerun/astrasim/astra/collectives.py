@@ -233,7 +233,7 @@ class CollectiveTables:
     def _uncut(self, kind: CommType, size: int, n: int, prefix: str) -> tuple[int, int, int]:
         """Appends the phase of a collective whose ranks run the traces `prefix` once, whatever its size.
 
-        ASTRA-sim still waits for all the chunks that the system file cuts it into, of which it runs one.
+        ASTRA-sim still waits for all the chunks that the system file cuts it into, although it runs only one.
         """
         _, n_chunks = self.chunking(int(kind), size)
         if n_chunks > 1:

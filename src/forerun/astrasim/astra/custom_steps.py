@@ -126,7 +126,7 @@ def steps_of_trace(trace: RankTrace, place: str) -> RankSteps:
     )
     steps.other[steps.action == WAIT_STEP] = 0
     if not depths(before_ptr, edges[:, 1].astype(np.int32)).all():
-        raise ForerunError(f"{place}: nodes wait for each other in a circle")
+        raise ForerunError(f"{place}: nodes wait for each other in a cycle")
     return steps
 
 

@@ -47,8 +47,8 @@ def run_histories(
 ) -> Histories | None:
     """Runs one trace on all ranks.
 
-    Returns None if traces differ, a node is a message, a collective is no ring in closed form, the order of two events
-    of a rank follows from those of other ranks, or not all nodes run.
+    Returns None if traces differ, a node is a message, a collective has no closed form as a ring, the order of two
+    events of a rank follows from those of other ranks, or some node never runs.
     """
     if order == "march-2025" or len(lowered.of_class) > 1:
         return None

@@ -24,7 +24,7 @@ _MOST_NS = 1 << 62
 
 
 def check_work(calls: Mapping[int, int], tables: CollectiveTables, n_actors: int) -> None:
-    """Checks the work of collectives, of which some of `n_actors` ranks make each `calls[call]` times.
+    """Checks the work of collectives. `calls` has the number of times that the `n_actors` ranks make each call.
 
     Raises ForerunError if there are too many messages or chunks.
     """

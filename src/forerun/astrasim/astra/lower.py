@@ -268,8 +268,8 @@ def _custom_of(
 ) -> tuple[list[str], npt.NDArray[Any]]:
     """Returns prefixes of custom traces, the first one "", and the index of the prefix that each collective runs.
 
-    Raises ForerunError where collectives of one kind in a group differ, because ASTRA-sim lets all of them run what the
-    first one does.
+    Raises ForerunError where collectives of one kind in a group differ, because ASTRA-sim runs all of them as the first
+    one.
     """
     trace = lowered.trace
     prefixes = ["", *dict.fromkeys(of_nodes.values())]
@@ -344,7 +344,7 @@ def _matches(messages: Messages) -> Matches:
 
 
 def empty_matches(counts: Sequence[int] | I64) -> Matches:
-    """Returns a table of matches with `counts` pairs each, of which none is sent or received."""
+    """Returns a table of matches with `counts` pairs each. None of them is sent or received yet."""
     n, n_pairs = len(counts), int(sum(counts))
     return Matches(
         pointers(counts),

@@ -47,7 +47,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class QueuedRings:
-    """Rings of which no message waits for a link."""
+    """Rings whose messages never wait for a link."""
 
     ends_ns: list[I64]
     """of each ring: when its members end, (n,)"""
@@ -78,7 +78,7 @@ def ring_of(tables: CollectiveTables, call: int) -> Ring | None:
 def with_closed_forms(program: LoweredProgram, tables: CollectiveTables, network: Network) -> LoweredProgram:
     """Returns the program with its rings in closed form, for a network without queues.
 
-    A communicator of which some collective has none, or takes longer than 64 bits can count, stays as it is.
+    A communicator stays as it is if one of its collectives has no closed form or takes longer than 64 bits can count.
     """
     nodes = program.nodes
     at = np.flatnonzero(nodes.action == COLLECTIVE)
@@ -106,7 +106,8 @@ def ends_without_queues(network: Network, rings: Sequence[Ring]) -> list[I64]:
 
 
 def ends_with_queues(network: Network, rings: Sequence[Ring]) -> QueuedRings | None:
-    """Returns when the members of each ring end, if all begin at 0 and links are queues; None if messages may wait.
+    """Returns the end times of the members of each ring, if all begin at 0 and links are queues. Returns None if
+    messages may wait.
 
     A message of member i arrives at the next one, i + 1, so long after that one has sent its own message of the same
     number; this *lead* then goes from member to member, as a message follows from the one before. So where the least
@@ -185,9 +186,10 @@ def _tables_of(rings: dict[int, Ring], tables: CollectiveTables, network: Networ
 
 
 def packet_reduction_ns(phase: Phase, k: int, size_bytes: int, tables: CollectiveTables) -> int:
-    """Returns how long packet `k` of a phase that has one packet at a time is reduced in memory: 0 if it is not.
+    """Returns the time for which packet `k` is reduced in memory, in a phase with one packet at a time; 0 if it is not
+    reduced.
 
-    Packets come in rounds, of which the first is never reduced; of an all-reduce, every second round is not either.
+    Packets come in rounds. The first round is never reduced, and in an all-reduce every second round is not either.
     """
     turn, place = divmod(k, phase["unreduced"] + 1)
     reduces = phase["collective"] == codes.REDUCE_SCATTER or (phase["collective"] == codes.ALL_REDUCE and turn % 2 == 0)

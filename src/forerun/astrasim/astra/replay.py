@@ -69,7 +69,7 @@ class Replay:
         return max(rank.wall_cycles_finished for rank in self.statistics)
 
     def rows(self, actor: int) -> slice:
-        """Returns where the nodes of a simulated rank are in the result of `run`."""
+        """Returns the rows of a simulated rank's nodes in the result of `run`."""
         return slice(int(self.first[actor]), int(self.first[actor + 1]))
 
 
@@ -130,7 +130,9 @@ def _fold(
 
 
 def _of_folded(folded: Folded | None, machine: Machine) -> Replay | None:
-    """Returns the replay of a folded program, None if there is none or its run does not confirm what it assumes."""
+    """Returns the replay of a folded program. Returns None if there is none, or if its run does not confirm its
+    assumptions.
+    """
     if folded is None:
         return None
     with suppress(Deadlock):  # the run of every rank says more about who waits for what

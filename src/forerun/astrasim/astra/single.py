@@ -179,7 +179,7 @@ def _simulated(
 
 
 def _on_all_links(network: Network, block: int, of_block: I64) -> I64:
-    """Returns what is known of the links of the first `block` ranks for all links, (links,)."""
+    """Extends figures of the links of the first `block` ranks to all links, (links,)."""
     links, n = network.topology().links(), network.n_npus
     key = links.src.astype(np.int64) % block * n + (links.dst.astype(np.int64) - links.src) % n
     first = np.flatnonzero(links.src < block)
@@ -192,12 +192,12 @@ def message_times(network: Network, sender: int, receiver: int, size: int, aware
 
     Sender and receiver end when it arrives. The other ranks compute for `idle_ns` of `reference.yaml`.
 
-    Raises ForerunError if sender or receiver is no rank, or both are the same.
+    Raises ForerunError if sender or receiver is not a rank, or both are the same.
     """
     n = network.n_npus
     for what, rank in (("sender", sender), ("receiver", receiver)):
         if not 0 <= rank < n:
-            raise ForerunError(f"{what} {str(rank)[:20]} is no rank; the network has ranks 0 to {n - 1}")
+            raise ForerunError(f"{what} {str(rank)[:20]} is not a rank; the network has ranks 0 to {n - 1}")
     _check_ranks(network)
     if sender == receiver:
         raise ForerunError(f"rank {sender} can't send to itself")

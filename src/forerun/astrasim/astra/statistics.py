@@ -37,7 +37,7 @@ class RankStatistics:
 
 
 class Observer:
-    """Makes the statistics of ranks that run one trace; what they have in common is found once."""
+    """Makes the statistics of ranks that run one trace. It computes common figures once."""
 
     def __init__(self, lowered: LoweredTrace, system: System) -> None:
         self._lowered, self._system = lowered, system

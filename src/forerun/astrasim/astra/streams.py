@@ -110,7 +110,7 @@ class _Times:
     known: dict[tuple[Hashable, ...], int] = field(default_factory=dict)
 
     def seen_by(self, members: tuple[int, ...]) -> Hashable:
-        """Returns what the time of a collective over `members` depends on."""
+        """Returns the key that determines the time of a collective over `members`."""
         network = self.machine.network
         if len(members) == network.n_npus or len(members) < 2 or self.machine.aware:
             return members if 1 < len(members) < network.n_npus else len(members)

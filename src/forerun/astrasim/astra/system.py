@@ -104,7 +104,7 @@ class System(BaseModel):
         return named or bool(self.per_node_custom_implementation)
 
     def group_implementation(self, collective: str) -> str:
-        """Returns what a group smaller than the system runs in builds with `group_algorithm: own`.
+        """Returns the algorithm of a group smaller than the system in builds with `group_algorithm: own`.
 
         That is the algorithm of the system file where it names a single one, and the ring where it has one for each
         dimension. Raises ForerunError where it names none.

@@ -1,4 +1,4 @@
-"""Bounds from below how long the links of a rank take to carry what a collective puts on them.
+"""Computes a lower bound of the time in which the links of a rank carry the bytes of a collective.
 
 Without queues a message passes every other one, so that with many messages at once a link carries more than its
 bandwidth. The time here is that of the busiest link if its bytes follow one another without a gap. It is exact where

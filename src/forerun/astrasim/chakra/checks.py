@@ -94,7 +94,7 @@ _INT32, _INT63 = 1 << 31, 1 << 63
 
 
 def problems(node: Any, attributes: dict[str, Value]) -> Iterator[Problem]:
-    """Yields what is wrong with a node by itself; `attributes` are its attributes by name."""
+    """Yields the errors of a node by itself; `attributes` are its attributes by name."""
     kind = node.type
     if node.id >= _INT63:
         yield "error", "its id does not fit in 63 bits"
@@ -170,7 +170,7 @@ def _collective(attributes: dict[str, Value]) -> Iterator[Problem]:
 
 
 def tensor_problems(name: str, value: Value) -> str:
-    """Returns what is wrong with `value`, a list of tensors in the attribute `name`, or an empty text."""
+    """Returns the error in `value`, a list of tensors in the attribute `name`. The text is empty if there is none."""
     lists, problem = attempt(tensor_list, value, name)
     for tensor, text in zip(*(lists or ((), ())), strict=True):
         size, problem = attempt(whole_number, text, f"size of tensor {tensor!r}")
@@ -188,7 +188,7 @@ def number(attributes: dict[str, Value], name: str) -> int | None:
 
 
 def attempt(read: Read, value: Value, name: str) -> tuple[Any, str]:
-    """Returns what `read` makes of `value` and, if it raises ValueError, its complaint."""
+    """Returns the result of `read` for `value`, and the message if it raises ValueError."""
     try:
         return read(value, name), ""
     except ValueError as error:

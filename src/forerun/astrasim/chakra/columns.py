@@ -118,7 +118,7 @@ class Columns:
         return len(self._node[0])
 
     def add(self, node: Any) -> None:
-        """Adds one RawNode. Raises ValueError, saying what is wrong with the node, or OverflowError."""
+        """Adds one RawNode. Raises ValueError, which describes the error in the node, or OverflowError."""
         cache = self._attributes
         attributes = dict([cache[blob] for blob in node.attr])
         kind = node.type

@@ -42,8 +42,7 @@ _EVERYONE = -1
 def to_traces(program: Program, duration_ps: I64 | None = None) -> tuple[list[RankTrace], CommGroups]:
     """Returns the traces of all ranks, and their communicator groups.
 
-    With `duration_ps` (n_ops,), the times of the ops, the traces hold durations, the sum of which is exact to a
-    microsecond.
+    With `duration_ps` (n_ops,), the times of the ops, the traces hold durations. Their sum is exact to a microsecond.
 
     Raises ForerunError if the groups of the Program don't fit its numbers of ranks.
     """

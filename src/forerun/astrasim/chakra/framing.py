@@ -54,7 +54,7 @@ def _decompressed(head: bytes, file: BinaryIO, place: str, new: Any) -> Iterator
                 piece = stream.decompress(data)
                 n_unpacked += len(piece)
                 if n_unpacked > max(_LEAST_SUSPECT_BYTES, _MOST_DENSE * n_packed):
-                    raise ForerunError(f"{place}: unpacks to more than {_MOST_DENSE} times its size; it is no trace")
+                    raise ForerunError(f"{place}: unpacks to more than {_MOST_DENSE} times its size; it is not a trace")
                 yield piece
                 data = stream.unused_data
                 stream = None if stream.eof else stream
@@ -66,8 +66,8 @@ def _decompressed(head: bytes, file: BinaryIO, place: str, new: Any) -> Iterator
 def messages(pieces: Iterable[bytes], place: str) -> Iterator[bytes]:
     """Yields the messages of a stream in which each message follows its length, a varint.
 
-    Raises ForerunError, naming `place` and the message, for a length that is no varint, exceeds `MAX_MESSAGE_BYTES` or
-    goes beyond the end of the stream. Memory holds the longest message and one piece.
+    Raises ForerunError, naming `place` and the message, for a length that is not a varint, exceeds `MAX_MESSAGE_BYTES`
+    or goes beyond the end of the stream. Memory holds the longest message and one piece.
     """
     count = 0
     waiting: list[bytes] = []

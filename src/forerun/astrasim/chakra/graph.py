@@ -65,7 +65,7 @@ class Graph:
         return int(depths(as_numpy(self._pointer), rows).max(initial=0))
 
     def problems(self, limit: int) -> list[tuple[str, int, str]]:
-        """Returns what is wrong, at most `limit` of each kind: kind of finding, id of the node, message."""
+        """Returns the findings, at most `limit` of each kind: kind of finding, id of the node, message."""
         ids, pointer, wanted = as_numpy(self._ids), as_numpy(self._pointer), as_numpy(self._wanted)
         rows = NodeRows(ids.view(np.int64))
         found = [("node", int(node), "two nodes have this id") for node in rows.repeated()[:limit].view(np.uint64)]

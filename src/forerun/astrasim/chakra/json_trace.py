@@ -25,7 +25,7 @@ from forerun.common.errors import ForerunError
 def json_messages(file: BinaryIO, place: str) -> Iterator[Any]:
     """Yields the metadata and the nodes of an open JSON file.
 
-    Raises ForerunError, naming the file and the node, for JSON that is no trace.
+    Raises ForerunError, naming the file and the node, for JSON that is not a trace.
     """
     text = b"".join(_bounded(chunks(file, place), place))
     several = concatenated(decoded(text, place), place) if text.lstrip().startswith(b"{") else None

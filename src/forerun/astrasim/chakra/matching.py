@@ -68,7 +68,7 @@ class _Sequence:
 
 
 class Collectives:
-    """Compares the collectives of the members of each group, of which it keeps one member's.
+    """Compares the collectives of the members of each group. It keeps those of one member.
 
     Without a file of groups, it takes the ranks that name a group for its members. As names may mean different groups
     then, differences are warnings.
@@ -82,7 +82,7 @@ class Collectives:
         self._severity: Severity = "error" if groups is not None else "warning"
 
     def add(self, rank: int, group: str, comm_type: int, size: int, node: int) -> str:
-        """Adds a collective of the current rank. Returns what is wrong with its group, or an empty text."""
+        """Adds a collective of the current rank. Returns the error in its group, or an empty text."""
         sequence = self._rank.get(group)
         if sequence is None:
             sequence = self._rank[group] = _Sequence(rank)

@@ -104,10 +104,10 @@ def concatenated(text: str, place: str) -> list[Any] | None:
 def execution_trace(data: dict[str, Any], place: str) -> Iterator[Any]:
     """Yields the messages of an execution trace of PyTorch.
 
-    Operators are nodes of the host without a time, which depend on their callers and on those who last wrote what they
-    read. `record_param_comms` is the collective itself.
+    Operators are nodes of the host without a time. They depend on their callers and on the operators that last wrote
+    their inputs. `record_param_comms` is the collective itself.
 
-    Raises ForerunError, naming the node by its place in the file, for what is no node of such a trace.
+    Raises ForerunError, which names the place in the file, for an entry that is not a node of such a trace.
     """
     yield GlobalMetadata(version="0.0.4")
     groups: dict[Any, str] = {}
@@ -182,7 +182,7 @@ def _process_groups(inputs: list[Any]) -> dict[Any, str]:
 
 
 def _collective(inputs: list[Any], groups: dict[Any, str]) -> dict[str, Any] | None:
-    """Returns the attributes of the collective that `record_param_comms` describes; None for what is none."""
+    """Returns the attributes of the collective that `record_param_comms` describes. Returns None for any other node."""
     texts = [value.lower() for value in inputs if isinstance(value, str)]
     kind = next((kind for text in texts for part, kind in _COLLECTIVES if part in text), None)
     if kind is None:

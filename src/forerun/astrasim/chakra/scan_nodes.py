@@ -1,8 +1,8 @@
 """The scanner of a trace file: the bytes of its nodes become columns, without an object for any node.
 
-A call takes as many whole messages as a buffer holds. Where a node is in any way unusual (a field or a type that
-writers don't use, something wrong), the scanner gives the file up: `columns.Columns` reads it then, node by node, and
-says what is wrong. So the two can differ in speed alone.
+A call takes as many whole messages as a buffer holds. If a node is unusual in any way (a field or a type that writers
+don't use, an error), the scanner gives the file up. `columns.Columns` then reads it node by node, and reports errors.
+So both differ only in speed.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ _CROWDED = 256
 
 
 class Scratch(NamedTuple):
-    """Holds what the scanner keeps of one node and of one attribute."""
+    """Holds the values that the scanner keeps of one node and of one attribute."""
 
     node: I64
     attributes: npt.NDArray[np.int64]
@@ -496,7 +496,7 @@ def _add_node(
 
 @kernel
 def _has_room(texts: Texts, size: int) -> bool:
-    """Returns whether the texts of a message of `size` bytes have room, each of which takes two more bytes there."""
+    """Returns whether the texts of a message of `size` bytes have room. Each text takes two more bytes there."""
     n_texts, n_bytes = texts.counts[0] + size // 2, texts.counts[1] + size
     return bool(n_texts < len(texts.hashes) and n_bytes <= len(texts.arena))
 
@@ -507,7 +507,7 @@ def scan_nodes(
 ) -> tuple[int, int]:
     """Reads the messages of `buf[pos:n]` into the columns. Returns the place behind the last one, and a Status.
 
-    `state` has a counter for each State. The first message is the metadata, of which only the place is kept.
+    `state` has a counter for each State. The first message is the metadata; only its place is kept.
     """
     while pos < n:
         begin = pos

@@ -196,7 +196,7 @@ _SAME = (
 
 
 def _larger(column: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """Returns `column` with at least `size` entries, of which the new ones hold nothing yet."""
+    """Returns `column` with at least `size` entries. The new entries are empty."""
     if size <= len(column):
         return column
     larger = np.empty(size, column.dtype)

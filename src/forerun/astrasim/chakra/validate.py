@@ -28,7 +28,7 @@ def validate(
     n_ranks: int | None = None,
     limit: int = LISTED,
 ) -> list[Finding]:
-    """Returns what is wrong with the traces of a run, given its prefix, its folder or the files of some ranks.
+    """Returns the findings about the traces of a run, given its prefix, its folder or the files of some ranks.
 
     With the files of some ranks, only these are compared with each other. At most `limit` findings of each severity
     and kind are listed. It reads node by node, so memory grows by about 100 bytes for each node of the longest trace,

@@ -1,7 +1,7 @@
 """Protobuf's wire format as compiled code reads it: numbers, texts, attributes.
 
-These functions are stricter than protobuf. They take what writers write, for the same that protobuf takes it for, and
-refuse the rest; what the rest means, or what is wrong with it, is for protobuf to say.
+These functions are stricter than protobuf. They read the forms that writers produce as protobuf does, and refuse all
+others. protobuf then reads the others, or reports their errors.
 
 source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -27,7 +27,7 @@ NAME_FIRST, NAME_END, FIELD, RAW = range(4)
 """what `read_attribute` finds: where the name lies, the number of the field that has the value (0 for none), and the
 bits of a number"""
 FIRST, END = 4, 5
-"""where the bytes of a value lie that is no number"""
+"""where the bytes of a value lie that is not a number"""
 N_FOUND = 6
 _NAME, _DOC = 1, 2
 _LONGEST_VARINT, _LONGEST_LENGTH = 10, 5
@@ -95,7 +95,9 @@ def length(buf: U8, pos: int, end: int) -> tuple[Any, int]:
 
 @kernel
 def span(buf: U8, pos: int, end: int) -> tuple[int, int]:
-    """Returns where the bytes begin and end whose length is at `pos`; `NO_SPAN` as the end if they don't lie here."""
+    """Returns the begin and the end of the bytes whose length is at `pos`. The end is `NO_SPAN` if they are not
+    complete here.
+    """
     size, first = length(buf, pos, end)
     if first < 0 or size > end - first:
         return first, NO_SPAN

@@ -61,7 +61,7 @@ class _SampleEntry(Entry):
 
 @dataclass(frozen=True)
 class Exploration:
-    """The points that are explored, and what is needed to simulate them."""
+    """The points of an exploration, and the inputs of their simulations."""
 
     workloads: Mapping[str, Workload]
     machines: Mapping[str, Machine]

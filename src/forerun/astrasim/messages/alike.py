@@ -85,7 +85,7 @@ def _set_next(state: Classes, c: int) -> None:
 
 @inlined
 def _step(nodes: Nodes, rings: Rings, types: Types, state: Classes, scratch: Scratch, c: int) -> int:
-    """Ends the node of class `c` that ends first, and issues what is ready then."""
+    """Ends the node of class `c` that ends first, and issues the nodes that are ready then."""
     slot, time, number = -1, NEVER, np.int64(0)
     for k in range(N_SLOTS):
         if state.running[c, k] >= 0 and state.until_ns[c, k] < NEVER:

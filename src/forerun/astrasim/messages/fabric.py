@@ -71,7 +71,7 @@ class Traffic(NamedTuple):
     """Messages under way, and the state of every link."""
 
     message: Records
-    """pool; entry 0 is no message: its `next` is the first free entry, its `link` the last entry ever used"""
+    """pool; entry 0 is not a message: its `next` is the first free entry, its `link` the last entry ever used"""
     link_busy: npt.NDArray[np.bool_]
     link_head: I64
     link_tail: I64

@@ -103,7 +103,7 @@ def deliver(
     *,
     gib: bool = False,
 ) -> Delivery:
-    """Delivers messages, given as columns (messages,), over the links of `topology`, each of which is a queue.
+    """Delivers messages, given as columns (messages,), over the links of `topology`. Each link is a queue.
 
     Messages that start at the same time are sent in the given order. With `gib`, the topology's GB/s are of 2**30
     bytes (see `Network.gib`).

@@ -119,8 +119,9 @@ class Run(NamedTuple):
 
 
 def run_slots(engine: Engine, nodes: Nodes, matches: Matches, ready: Ready) -> tuple[Result, int]:
-    """Runs the program. The second answer is not 0 if the result is void: 1 if a table of the engine was too small,
-    `TIE` or `UNEQUAL`."""
+    """Runs the program. The second result is 0 if the first is valid. Otherwise it is 1 (a table of the engine was too
+    small), `TIE` or `UNEQUAL`.
+    """
     n_actors, n_nodes = len(nodes.first) - 1, len(nodes.action)
     result = Result(
         np.full(n_nodes, -1, np.int64),

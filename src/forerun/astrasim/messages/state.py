@@ -1,8 +1,8 @@
 """The tables of the collectives of a program, and the progress of each chunk.
 
-A collective is cut into *chunks*. A chunk runs through *phases*, each of which is an algorithm on a logical ring of
-ranks. A phase waits in the queue of its dimension, which runs a few phases at a time. The module `algorithms` runs
-phases, `collectives` runs queues.
+A collective is cut into *chunks*. A chunk runs through *phases*. Each phase is an algorithm on a logical ring of ranks.
+A phase waits in the queue of its dimension, which runs a few phases at a time. The module `algorithms` runs phases,
+`collectives` runs queues.
 """
 
 from __future__ import annotations

@@ -174,5 +174,5 @@ class Block:
         tensor.operation = replace(tensor.operation, kind=Kind.SAME)
 
     def add_up(self, held: str, x1: str, x2: str) -> None:
-        """Provides a held tensor by the sum of two, each of which is wanted in the held tensor's layout."""
+        """Provides a held tensor as the sum of two tensors. Both are wanted in the held tensor's layout."""
         self.sum(held, x1, x2, self.tensors[held].operation.result)

@@ -173,7 +173,7 @@ def _caller(library: Library, variant: dict[str, Any]) -> Callable[..., Any]:
     """Returns a Python function that passes its arguments on to a native function.
 
     It raises Mismatch if an argument has another type or if the native function raises an exception; numba's function
-    then raises the same exception. It raises TypeError if an int is no number, and OverflowError if an int has more
+    then raises the same exception. It raises TypeError if an int is not a number, and OverflowError if an int has more
     than 64 bits.
     """
     arguments, result = variant["arguments"], variant["result"]

@@ -17,7 +17,7 @@ class GemmConstants:
     aligned_bytes: int
     """an operand is read at full speed where the bytes of its rows are a multiple of this"""
     aligned_rows: int
-    """where a profile has `odd_rows`, products whose m is no multiple of this are slower"""
+    """where a profile has `odd_rows`, products whose m is not a multiple of this are slower"""
     padding_gain: float
     """speed-up from which TorchInductor pads a product"""
     calibrated_sizes: tuple[int, int]

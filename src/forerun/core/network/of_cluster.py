@@ -29,7 +29,7 @@ def cluster_dimensions(cluster: Cluster, n_gpus: int) -> list[Dimension]:
     for link in cluster.links:
         size = min(link.size or left, left)
         if left % size:
-            raise ForerunError(f"{n_gpus} GPUs are no whole domains of {size} ({link.name} of {cluster.name})")
+            raise ForerunError(f"{n_gpus} GPUs are not whole domains of {size} ({link.name} of {cluster.name})")
         left //= size
         if size > 1:
             dimensions.append(link_dimension(link, size))

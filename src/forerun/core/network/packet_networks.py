@@ -201,7 +201,7 @@ def _tiers(path: Path) -> tuple[dict[str, int], list[_Tier]]:
         elif key in (*_TIER_KEYS, *_OTHER_KEYS) and tiers:
             tiers[-1][key] = value
         else:
-            raise ForerunError(f"{place}: {words[0]!r} is no key of an htsim topology here")
+            raise ForerunError(f"{place}: {words[0]!r} is not a key of an htsim topology here")
     missing = [key for key in _HEAD_KEYS if not head.get(key)]
     missing += [f"tier {k}" for k in range(len(tiers), min(head.get("tiers", 0), 3))]
     for k, tier in enumerate(tiers):
@@ -262,5 +262,5 @@ def _core_cables(top: _Tier, pods: int, aggs: int, planes: int, first_agg: int, 
 
 def _share(whole: int, part: int, what: str, path: Path) -> int:
     if whole % part:
-        raise ForerunError(f"{path}: {what}: {whole} is no multiple of {part}")
+        raise ForerunError(f"{path}: {what}: {whole} is not a multiple of {part}")
     return whole // part

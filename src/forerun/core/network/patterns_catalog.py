@@ -101,11 +101,11 @@ def _own(given: object, options: dict[str, Any], place: str) -> CommunicationPat
     if callable(given) and not isinstance(given, type):
         return TimedBy(given, getattr(given, "__name__", "own"))
     raise ForerunError(
-        f"{place}: {given!r} is no pattern; give a name ({', '.join(PATTERNS)}), a CommunicationPattern, or a function"
-        " of bytes and ranks that returns seconds"
+        f"{place}: {given!r} is not a pattern; give a name ({', '.join(PATTERNS)}), a CommunicationPattern, or a"
+        " function of bytes and ranks that returns seconds"
     )
 
 
 def _none_left(options: dict[str, Any], name: str, place: str) -> None:
     if options:
-        raise ForerunError(f"{place}: {next(iter(options))} is no option of {name}")
+        raise ForerunError(f"{place}: {next(iter(options))} is not an option of {name}")

@@ -153,7 +153,7 @@ def _axis(program: Program, origin: Origin, ranks: Sequence[Ranks], n_ranks: int
     if size * n_ranks % origin.world_size:
         fixed = origin.world_size // size
         raise ForerunError(
-            f"{n_ranks} GPUs are no multiple of {fixed}: only data parallelism ({group.axis}, {size} of"
+            f"{n_ranks} GPUs are not a multiple of {fixed}: only data parallelism ({group.axis}, {size} of"
             f" {origin.world_size} ranks) can change without tracing again"
         )
     return _Axis(_step(ranks[chosen]), size, size * n_ranks // origin.world_size), chosen not in copies
@@ -182,7 +182,7 @@ def _places(axis: _Axis, places: list[int], is_data_parallel: bool, name: str) -
     if is_data_parallel and step is not None and step * len(places) == axis.size:
         if axis.to % step == 0:
             return range(places[0] % step, axis.to, step)
-        raise ForerunError(f"group {name}: every {step}th of {axis.to} data-parallel ranks is no even split")
+        raise ForerunError(f"group {name}: every {step}th of {axis.to} data-parallel ranks is not an even split")
     span = places[-1] - places[0] + 1
     if axis.to % span:
         raise ForerunError(f"group {name} of {span} neighbours does not divide {axis.to} data-parallel ranks")

@@ -99,7 +99,7 @@ class Category(IntEnum):
     TEMPORARY = 4
     """tensors that are allocated and freed inside a block"""
     UNSHARDED = 5
-    """gathered parameters and unreduced gradients"""
+    """unsharded parameters and unreduced gradients"""
     LOGITS = 6
     COMMUNICATION = 7
     GRAPH_POOL = 8

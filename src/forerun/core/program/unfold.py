@@ -74,7 +74,7 @@ def unfold(program: Program) -> FlatProgram:
     meet. Indices are not checked here: `program.validate.check` finds those out of range.
 
     Raises:
-        ForerunError: the members of a channel have different numbers of nodes on it, or a class that is no member
+        ForerunError: the members of a channel have different numbers of nodes on it, or a class that is not a member
             has some.
     """
     tables = _block_tables(program)

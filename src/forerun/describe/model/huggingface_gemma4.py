@@ -68,7 +68,7 @@ def _stated(config: Fields) -> dict[int, Values]:
     for name in [] if overrides is None else overrides.names():
         layer = None if overrides is None else overrides.section(name)
         if layer is None or not name.isdecimal():
-            raise config.error("per_layer_config", f"{name!r:.40} is no layer with its keys")
+            raise config.error("per_layer_config", f"{name!r:.40} is not a layer with its keys")
         own: Values = {}
         for key, field in (("head_dim", "head_dim"), ("num_key_value_heads", "n_kv_heads")):
             if layer.stated(key):

@@ -238,7 +238,7 @@ class LayeredModel:
             for name in layer.reads or (before,):
                 if name not in shapes:
                     raise ForerunError(
-                        f"{self.name}: layer {layer.layer_id!r}: reads {name!r}, which is no layer before it"
+                        f"{self.name}: layer {layer.layer_id!r}: reads {name!r}, which is not a layer before it"
                     )
             first = (layer.reads or (before,))[0]
             if prod(shapes[first]) != layer.input_elements:

@@ -162,7 +162,7 @@ class _Reader:
     def _input_shape(self) -> tuple[int, ...]:
         missing = next((name for name in self.reads if name not in self.shapes), None)
         if missing is not None:
-            raise self.fields.error("reads", f"names {missing!r}, which is no layer before it")
+            raise self.fields.error("reads", f"names {missing!r}, which is not a layer before it")
         made = self.shapes[self.reads[0]] if self.reads else self.before.output_shape if self.before else None
         shape = self._shape("input_shape", made)
         if made is not None and prod(made) != prod(shape):

@@ -39,7 +39,7 @@ MEANINGS = {
     "zero_stage": (
         "what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 also gradients, 3 also parameters (FSDP)"
     ),
-    "reshard_after_forward": "free gathered parameters after the forward pass (FSDP); default does so unless pp > 1",
+    "reshard_after_forward": "free unsharded parameters after the forward pass (FSDP); default does so unless pp > 1",
     "shard_min_mib": "size in MiB below which a parameter is not sharded",
     "prefetch": "number of units that FSDP gathers ahead of compute; 0 turns prefetching off",
     "ddp_bucket_mib": "size in MiB of the buckets in which replicated gradients are reduced; 0 uses the stack's size",

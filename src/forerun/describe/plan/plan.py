@@ -81,7 +81,7 @@ class Plan:
     zero_stage: Literal[0, 1, 2, 3] = 3
     """what dp_shard shards: 0 nothing (DDP), 1 optimizer state, 2 gradients too, 3 parameters too (FSDP)"""
     reshard_after_forward: Literal["default", "always", "never"] = "default"
-    """whether gathered parameters are freed after the forward pass; default: unless pp > 1, as in torchtitan"""
+    """whether unsharded parameters are freed after the forward pass; default: unless pp > 1, as in torchtitan"""
     shard_min_mib: float = 0.0
     """size in MiB (2**20 bytes, in master_dtype) below which a parameter is not sharded; its gradient is all-reduced"""
     prefetch: int = 1
@@ -347,7 +347,7 @@ class Plan:
 
     @property
     def reshards(self) -> bool:
-        """Returns whether gathered parameters are freed after a unit's forward pass."""
+        """Returns whether unsharded parameters are freed after a unit's forward pass."""
         by_default = (self.reshard_after_forward == "default") & (self.pp == 1)
         return (self.reshard_after_forward == "always") | by_default
 

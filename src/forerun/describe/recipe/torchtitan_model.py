@@ -63,7 +63,7 @@ def _name(call: ast.Call) -> str:
 
 
 def _arguments(call: ast.Call) -> dict[str, Any]:
-    """Returns the keyword arguments of a call. Raises ValueError for any that is no literal."""
+    """Returns the keyword arguments of a call. Raises ValueError for any that is not a literal."""
     if call.args or any(each.arg is None for each in call.keywords):
         raise ValueError
     return {str(each.arg): _literal(each.value) for each in call.keywords}

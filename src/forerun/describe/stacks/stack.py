@@ -88,7 +88,7 @@ class StackName:
             try:
                 re.compile(getattr(self, column.name))
             except re.error as error:
-                raise ValueError(f"{column.name} is no regular expression: {error}") from None
+                raise ValueError(f"{column.name} is not a regular expression: {error}") from None
 
     def letters_in(self, columns: Mapping[str, str]) -> tuple[int, ...]:
         """Returns the number of letters that the patterns cover in each column; () where one does not occur."""
@@ -325,11 +325,11 @@ class Stack:
     def __post_init__(self) -> None:
         for name in self.fitted:
             if not hasattr(self, name):
-                raise ValueError(f"fitted names {name!r}, which is no rate of a stack")
+                raise ValueError(f"fitted names {name!r}, which is not a rate of a stack")
         for wanted, runs in self.attention_becomes.items():
             for name in (wanted, *runs.values()):
                 if name not in attention_choices():
-                    raise ValueError(f"attention_becomes names {name!r}, which is no kernel of attention.yaml")
+                    raise ValueError(f"attention_becomes names {name!r}, which is not a kernel of attention.yaml")
 
     def across(self, nodes: int) -> Stack:
         """Returns the stack with the settings of its run script for so many nodes."""

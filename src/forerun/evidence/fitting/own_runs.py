@@ -35,7 +35,7 @@ def run_with_anchors(
     """Returns one result, in order, for each row that shares its run with an anchor, predicted after that anchor.
 
     Rows of one source, device and model form a run. Its anchor is one of the rows of the run's best tier that have a
-    time and can be expressed: the first, or the one that tells most about the others.
+    time and can be expressed: the first, or the one that is most informative about the others.
     """
     known = {row.id: inputs for row in rows if (inputs := _inputs(row, models, hardware)) is not None}
     runs: dict[Hashable, list[Measurement]] = defaultdict(list)

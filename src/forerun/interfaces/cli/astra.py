@@ -198,7 +198,7 @@ def astra(
 
 @dataclass(frozen=True)
 class _How:
-    """Says how traces are replayed."""
+    """Holds the options of a replay."""
 
     semantics: Semantics
     release: Release

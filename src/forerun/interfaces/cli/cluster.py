@@ -40,7 +40,7 @@ _USUAL_GPUS = 8
 
 @dataclass(frozen=True)
 class Nodes:
-    """Says which cluster a trace in CSV runs on, and changes that of a YAML file."""
+    """Holds the options that set the cluster of a trace in CSV, or change the cluster of a YAML file."""
 
     nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes under each switch.")] = None
     gpus_per_node: Annotated[int | None, typer.Option(min=1, help="Number of GPUs in a node.")] = None
@@ -68,7 +68,7 @@ class Nodes:
         return of_trace(path, Shape(1, self.nodes, _USUAL_GPUS))
 
     def changed(self, request: JobsRequest | UnlikeRequest) -> JobsRequest | UnlikeRequest:
-        """Returns the request with what the options change.
+        """Returns the request with the changes of the options.
 
         Raises UnknownName for a policy or placement, and ForerunError for nodes of a cluster of unlike GPUs.
         """
@@ -87,7 +87,8 @@ class Nodes:
 
     def _changed_unlike(self, request: UnlikeRequest) -> UnlikeRequest:
         for name in given(self, "policy"):
-            raise ForerunError(f"--{name.replace('_', '-')}: the cluster has unlike GPUs, whose numbers gpu_kinds says")
+            option = f"--{name.replace('_', '-')}"
+            raise ForerunError(f"{option}: the cluster has several kinds of GPUs; set their numbers in gpu_kinds")
         if self.policy is None:
             return request
         policies = tuple(dict.fromkeys(self.policy.split(",")))

@@ -50,7 +50,7 @@ class Backend(str, Enum):
 
 
 class Optimization(str, Enum):
-    """Says how an all-reduce goes through several dimensions."""
+    """Holds the ways in which an all-reduce passes several dimensions."""
 
     baseline = "baseline"
     localBWAware = "localBWAware"
@@ -58,7 +58,7 @@ class Optimization(str, Enum):
 
 @dataclass(frozen=True)
 class SizeOptions:
-    """Says which sizes are simulated: some, a range, or both."""
+    """Holds the options for the simulated sizes: single sizes, a range, or both."""
 
     size: Annotated[
         list[str] | None,
@@ -88,7 +88,7 @@ class SizeOptions:
 
 @dataclass(frozen=True)
 class NetworkOptions:
-    """Says which network it is, on the command line or in a file."""
+    """Holds the options for the network, on the command line or in a file."""
 
     topology: Annotated[
         str | None,
@@ -112,8 +112,9 @@ class NetworkOptions:
     ] = None
 
     def read_cluster(self) -> tuple[Cluster, int] | None:
-        """Returns the cluster and the number of GPUs; None without --cluster. Raises ForerunError for what doesn't go
-        along."""
+        """Returns the cluster and the number of GPUs; None without --cluster. Raises ForerunError for options that
+        contradict each other.
+        """
         if self.cluster is None:
             if self.gpus is not None:
                 raise ForerunError("--gpus goes with --cluster; a network says how many NPUs it joins")
@@ -135,7 +136,7 @@ class NetworkOptions:
 
 @dataclass(frozen=True)
 class SystemOptions:
-    """Says how a collective is cut into chunks and scheduled, by the keys of ASTRA-sim's system file."""
+    """Holds the options for chunks and scheduling, which are keys of ASTRA-sim's system file."""
 
     splits: Annotated[int, typer.Option(min=1, help="Number of chunks in a collective.")] = 4
     active: Annotated[

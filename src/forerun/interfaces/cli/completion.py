@@ -27,17 +27,17 @@ def words_to_complete(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def models(incomplete: str) -> list[str]:
-    """Returns the model presets that begin with what is typed."""
+    """Returns the model presets that begin with the typed text."""
     return _beginning(incomplete, [*model_names(), *layered_names()])
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Returns the cluster presets that begin with what is typed."""
+    """Returns the cluster presets that begin with the typed text."""
     return _beginning(incomplete, cluster_names())
 
 
 def of_field(name: str) -> Callable[[str], list[str]]:
-    """Returns what completes the option of a plan's field; after a comma it completes the next value."""
+    """Returns the function that completes the option of a plan's field. After a comma it completes the next value."""
 
     def complete(incomplete: str) -> list[str]:
         known = stack_names() if name == "stack" else [str(each) for each in choices(name)]

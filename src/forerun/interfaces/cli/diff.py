@@ -25,7 +25,7 @@ _WIDTH = 150
 
 @dataclass(frozen=True)
 class Bounds:
-    """Says what the change may cost at most; beyond it the exit code says so."""
+    """Holds the limits for the cost of a change. The exit code reports a change beyond them."""
 
     max_slowdown: Annotated[
         str | None,
@@ -42,7 +42,7 @@ class Bounds:
     ] = False
 
     def code(self, found: StepDiff) -> int:
-        """Returns the exit code. Raises ForerunError for a share that is no number."""
+        """Returns the exit code. Raises ForerunError for a share that is not a number."""
         if self.must_fit and not found.after.fits:
             return NOTHING_FITS
         limits = (

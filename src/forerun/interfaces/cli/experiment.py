@@ -81,7 +81,7 @@ Out = Annotated[
 
 @dataclass(frozen=True)
 class StudyOptions(WorkOptions):
-    """Says what a study changes of the experiment, who simulates it, and what becomes of its result."""
+    """Holds the options of a study: changes of the experiment, workers, and output."""
 
     settings: Settings = None
     out: Out = None

@@ -38,7 +38,7 @@ _EXAMPLE_WORDS = ", ".join(f"{each.number} {each.title}" for each in EXAMPLES.va
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Says which experiment to run, and whether to study how it scales."""
+    """Holds the options that select an experiment, and those of a scaling study."""
 
     source: Annotated[
         str | None, typer.Argument(metavar="FILE|PRESET", help="YAML or JSON file, or the name of a preset.")
@@ -56,7 +56,7 @@ class SourceOptions:
     ] = None
 
     def chosen(self) -> Chosen:
-        """Returns what the argument and the options name together.
+        """Returns the experiment that the argument and the options select.
 
         Raises ForerunError if none or several of them name an experiment, for --nodes without --scaling, and for
         --scaling with an example that is a comparison.

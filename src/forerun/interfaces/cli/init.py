@@ -22,7 +22,7 @@ _GOALS = "; ".join(f"{name}: {words}" for name, words in GOALS.items())
 
 @dataclass(frozen=True)
 class Answers:
-    """The four answers; what is not given is asked for, or is the default where nobody can answer."""
+    """Holds the four answers. The command asks for a missing one, or takes its default if nobody can answer."""
 
     model: Annotated[
         str | None,

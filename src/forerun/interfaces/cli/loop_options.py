@@ -14,7 +14,7 @@ from forerun.describe.plan.training_loop import CHECKPOINT_MODES, KINDS, Trainin
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Says what the training loop does every n steps, and where its checkpoints go."""
+    """Holds the options for periodic work of the training loop, and for the storage of its checkpoints."""
 
     every: Annotated[
         str | None,
@@ -40,7 +40,7 @@ class LoopOptions:
     ] = None
 
     def loop(self, base: TrainingLoop) -> TrainingLoop:
-        """Returns `base` with what the options change. Raises ForerunError for a value that is wrong."""
+        """Returns `base` with the changes of the options. Raises ForerunError for a value that is wrong."""
         loop = base if self.every is None else base.with_every(self.every)
         for option, value in (("--checkpoint-mode", self.checkpoint_mode), ("--storage", self.storage)):
             if value is not None and not loop.checkpoint:

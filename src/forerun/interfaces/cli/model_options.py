@@ -82,7 +82,7 @@ def given_of_model(options: _Options) -> dict[str, object]:
 
 
 def as_asked(model: Model, options: _Options) -> Model:
-    """Returns `model` with what the options change; as it is where none is given.
+    """Returns `model` with the changes of the options. Without options it stays as it is.
 
     Raises ForerunError for a model that can't be changed so.
     """

@@ -50,7 +50,7 @@ from forerun.interfaces.report.written import to_json
 
 @dataclass(frozen=True)
 class Subject:
-    """Says what is searched: the plans of a model on a cluster, or saved programs."""
+    """Holds the options for the subject of a search: the plans of a model on a cluster, or saved programs."""
 
     model: Annotated[
         str | None,
@@ -105,7 +105,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Says what is best, and which plans are tried."""
+    """Holds the options for the objective and for the plans of a search."""
 
     objective: Annotated[
         str | None,
@@ -161,7 +161,7 @@ class SearchOptions:
         return Limits(self.max_tp, self.max_cp, self.max_pp, self.max_ep, self.max_micro_batch)
 
     def memory_limit_gib(self, where: Cluster, most: float | None) -> float | None:
-        """Returns the GiB of a GPU to use at most, None for all; `most` is what --memory-limit says."""
+        """Returns the GiB of a GPU to use at most; None for all. `most` is the value of --memory-limit."""
         if self.headroom is None:
             return most
         return memory_left(self.headroom, limited(where, most).device.memory_bytes / GIB)
@@ -169,7 +169,7 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """Says where the simulations run, and where their results are kept."""
+    """Holds the options for the workers of a search and for the store of its results."""
 
     workers: Annotated[int | None, typer.Option(help="Number of worker processes (default: one for each CPU).")] = None
     executor: Annotated[
@@ -279,7 +279,7 @@ def plan(
 
 @dataclass(frozen=True)
 class _Asked:
-    """Holds whose plans are searched, for which runs, and what is fixed."""
+    """Holds the question of a search: model, runs, and fixed values."""
 
     model: ModelSpec
     seq_len: int
@@ -291,7 +291,7 @@ class _Asked:
 
 
 def _asked(subject: Subject, fields: dict[str, Any]) -> _Asked:
-    """Returns the question of the command. Raises ForerunError for what is missing or wrong."""
+    """Returns the question of the command. Raises ForerunError for a missing or wrong option."""
     gpus = () if subject.gpus is None else whole_numbers(subject.gpus, "--gpus")
     batches = () if subject.global_batch is None else whole_numbers(subject.global_batch, "--global-batch")
     if subject.recipe is not None:

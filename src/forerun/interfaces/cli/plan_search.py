@@ -88,7 +88,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Shown:
-    """Holds what is shown of the result, and the files that it is written to."""
+    """Holds the options for the printed parts of the result, and for its files."""
 
     top: Annotated[int | None, typer.Option(min=1, help=f"How many plans to list (default {TOP}).")] = None
     why: Annotated[
@@ -233,7 +233,7 @@ def _print_search(question: Question, shown: Shown, result: SearchResult, top: i
 
 
 def _standing(question: Question, result: SearchResult, top: int) -> Standing | None:
-    """Returns where the recipe's own plan stands; None where there is none, or nothing fits."""
+    """Returns the place of the recipe's own plan in the ranking. Returns None without a recipe, or if nothing fits."""
     if question.own_plan is None or not result.ranked:
         return None
     options = question.options
@@ -267,7 +267,7 @@ def _axes(text: str) -> tuple[str, str]:
 
 
 def _whole(question: Question, best: Prediction | None) -> InDetail | None:
-    """Simulates the best plan with every node, and what a better machine would gain; None if nothing fits."""
+    """Simulates the best plan with every node, and its gain on better machines. Returns None if nothing fits."""
     if best is None:
         return None
     options = question.options

@@ -14,7 +14,7 @@ from forerun.describe.model.catalog import load_model
 
 @dataclass(frozen=True)
 class PostTrainingOptions:
-    """Says how sequences are generated and scored before the update."""
+    """Holds the options for generation and scoring of sequences before the update."""
 
     generated_tokens_per_s: Annotated[
         float | None,

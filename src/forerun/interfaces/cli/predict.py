@@ -69,7 +69,7 @@ from forerun.interfaces.report.written import to_json
 
 @dataclass(frozen=True)
 class Subject:
-    """Says what is predicted: a model under a plan, or a saved program."""
+    """Holds the options for the subject of a prediction: a model under a plan, or a saved program."""
 
     model: Annotated[
         str | None,
@@ -138,7 +138,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Written:
-    """Says what is shown of a prediction, and which files it is written to."""
+    """Holds the options for the printed parts of a prediction, and for its files."""
 
     trace: Annotated[
         Path | None,
@@ -196,7 +196,7 @@ class Beside:
 
     @property
     def fits(self) -> bool:
-        """Returns whether what a step needs beside itself fits in memory."""
+        """Returns whether generation, scoring and the outer steps of replicas fit in memory."""
         return all(one is None or one.fits for one in (self.stages, self.replicas))
 
     def record(self) -> dict[str, Any]:
@@ -337,7 +337,7 @@ _HAS_ITS_PLAN = "a saved program has its own plan; leave it out"
 
 
 def _show(simulation: Simulation, beside: Beside, shown: Written) -> None:
-    """Prints the prediction, and what the user asks for beside it."""
+    """Prints the prediction and the further parts that the user asks for."""
     if shown.as_json:
         print(to_json(prediction_record(simulation.prediction) | beside.record()))
         return

@@ -69,7 +69,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    """Returns what an encoding lacks as JSON escapes it, so that printed JSON stays JSON."""
+    """Returns characters that an encoding lacks as JSON escapes, so that printed JSON stays JSON."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     units: Any = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass").hex()

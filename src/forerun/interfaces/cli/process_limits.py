@@ -1,4 +1,4 @@
-"""`--time-limit` and `--memory-limit-process`: what a command may use of the machine that it runs on."""
+"""`--time-limit` and `--memory-limit-process`: the time and the memory that a command may use on its own machine."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _family(process: int) -> Iterator[int]:
 
 
 def _proportional_bytes(process: int) -> int:
-    """Returns the resident memory of a process, of which a page that n processes share counts as 1/n."""
+    """Returns the resident memory of a process. A page that n processes share counts as 1/n."""
     try:
         found = _PSS.search(Path(f"/proc/{process}/smaps_rollup").read_bytes())
     except OSError:

@@ -54,7 +54,9 @@ _WIDTH = 170
 
 @dataclass(frozen=True)
 class ComparedWith:
-    """Says what the profile is compared with: a model under a plan, a saved program, or a script that is traced."""
+    """Holds the options for the other side of a comparison: a model under a plan, a saved program, or a script to
+    trace.
+    """
 
     model: Annotated[
         str | None,
@@ -93,7 +95,7 @@ class ComparedWith:
 
 @dataclass(frozen=True)
 class OfProfile:
-    """Says which step of the profile is compared, and what is shown."""
+    """Holds the options for the step of the profile and for the printed parts."""
 
     step: Annotated[int | None, typer.Option(min=0, help="Number of the profiler's step to compare.")] = None
     device: Annotated[str | None, typer.Option(help="Device of the profile, if its GPU's name is not recognised.")] = (
@@ -104,7 +106,7 @@ class OfProfile:
 
 @dataclass(frozen=True)
 class CorrectingFiles:
-    """Says where the files go that correct the next prediction."""
+    """Holds the options for the files that correct the next prediction."""
 
     anchor_out: Annotated[
         Path | None, output_option(help="Write the measured step and its rates to this file, for --anchor.")

@@ -19,7 +19,7 @@ from forerun.describe.recipe.recipe import Recipe
 
 @dataclass(frozen=True)
 class RecipeQuestion:
-    """Holds what a search takes from a recipe where no option says it."""
+    """Holds the values that a search takes from a recipe if no option gives them."""
 
     model: ModelSpec
     seq_len: int
@@ -39,7 +39,7 @@ def recipe_question(
     gpus: int | None,
     batch: int | None,
 ) -> RecipeQuestion:
-    """Returns the question of the recipe at `path`, in which the other arguments go before what the recipe says.
+    """Returns the question of the recipe at `path`. The other arguments override the recipe.
 
     `options` are fields of plans.
 

@@ -56,7 +56,7 @@ class ScriptOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Says which run the program is told it is part of, and what is recorded of it."""
+    """Holds the options for the run that the program believes to be part of, and for the recording."""
 
     world_size: Annotated[int, typer.Option(min=1, help="Number of ranks that torchrun would start.")] = 1
     gpus_per_node: Annotated[int, typer.Option(min=1, help="Number of ranks on a node.")] = _DEFAULT.gpus_per_node
@@ -102,7 +102,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """Says what a traced process may use."""
+    """Holds the limits of a traced process."""
 
     time_limit: Annotated[float, typer.Option(min=1, metavar="S", help="Time limit of a trace in seconds.")] = (
         Limits.time_s

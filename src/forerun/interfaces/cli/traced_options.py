@@ -29,7 +29,7 @@ _WIDTH = 180
 
 @dataclass(frozen=True)
 class TracedOptions:
-    """Says how traced programs are judged in place of modelled ones."""
+    """Holds the options for an evaluation of traced programs in place of modelled ones."""
 
     traced: Annotated[
         bool,

@@ -14,7 +14,7 @@ from forerun.core.network.network_file import read_network
 
 
 class Model(str, Enum):
-    """Says how messages share links."""
+    """Holds the ways in which messages share links."""
 
     links = "links"
     flows = "flows"

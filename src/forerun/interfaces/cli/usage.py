@@ -17,6 +17,9 @@ _TYPES = {
 }
 """words of pydantic, with which newer versions of Typer check values, and ours"""
 
+_SHOULD, _OWN = "Input should be ", "Value error, "
+"""beginnings of pydantic's messages: of its own checks, and of an error that a function of ours raised"""
+
 
 def usage_line(error: Exception) -> str:
     """Returns the line about an error of the command line: the option or argument, what it expects, and the help page.
@@ -42,7 +45,13 @@ def _wrong_value(error: Exception) -> str:
         return ""
     first = errors()[0]
     name = (getattr(param, "opts", None) or [param.name])[-1]
-    wanted = str(first["msg"]).removeprefix("Input should be ").partition(",")[0]
+    said = str(first["msg"])
+    if said.startswith(_OWN):
+        own = said.removeprefix(_OWN)
+        return own if own.startswith(name) else f"{name}: {own}"
+    if not said.startswith(_SHOULD):
+        return ""
+    wanted = said.removeprefix(_SHOULD).partition(",")[0]
     for words, ours in _TYPES.items():
         wanted = wanted.replace(words, ours)
     bound = "a number " if wanted.startswith(("less", "greater")) else ""

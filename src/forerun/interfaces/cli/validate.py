@@ -38,7 +38,7 @@ PIPED_WIDTH = 160
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Says which files `validate` writes, and in which form it prints."""
+    """Holds the options for the files and the printed form of `validate`."""
 
     out: Annotated[Path | None, output_option(help="Write the prediction of each row to this CSV file.")] = None
     plots: Annotated[

@@ -1,4 +1,4 @@
-"""Shows what a calibration changed and how well it explains the measurements, as tables and as plain data."""
+"""Shows the changes of a calibration and its errors against the measurements, as tables and as plain data."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_compression(out: Console, effect: CompressionEffect) -> None:
-    """Prints what compression does to the step, what it costs, and what no simulation tells."""
+    """Prints the effect of compression on the step, its cost, and the effects that no simulation shows."""
     out.print()
     print_title(out, f"Gradients: {effect.method}")
     step, plain = seconds(effect.step_s), seconds(effect.plain_step_s)

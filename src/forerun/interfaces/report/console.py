@@ -71,7 +71,7 @@ def print_heading(out: Console, prediction: Prediction) -> None:
 
 
 def print_missing(out: Console, prediction: Prediction) -> None:
-    """Prints what the user's measurements lack, if there are any."""
+    """Prints the gaps in the user's measurements, if the user gave any."""
     if prediction.missing is None:
         return
     out.print()
@@ -86,7 +86,7 @@ def print_missing(out: Console, prediction: Prediction) -> None:
 
 
 def print_loop(out: Console, loop: LoopTime) -> None:
-    """Prints what the periodic work of the training loop adds to a step."""
+    """Prints the time that the periodic work of the training loop adds to a step."""
     out.print()
     print_table(out, LOOP, "lrrrr", ("", *LOOP_COLUMNS[1:]), indented(loop_rows(loop)))
     out.print(f"  {mean_step(loop)}")

@@ -45,7 +45,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Returns what a user should know of this installation, in the order of reading."""
+    """Returns the findings about this installation, in the order in which they are printed."""
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     known = [Finding("forerun", __version__), Finding("python", python)]
     requirements = metadata.requires("forerun") or []

@@ -156,7 +156,7 @@ def _time_line(first: Outcome) -> Plot:
 
 
 def _lane_of(event: Event) -> str:
-    """Returns the cause of a failure, and of other events what they are."""
+    """Returns the cause of a failure, or the kind of any other event."""
     return event.detail.split(", ")[0] if event.what == "failure" else event.what
 
 

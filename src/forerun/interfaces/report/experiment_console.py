@@ -73,7 +73,7 @@ def print_scaling(out: Console, study: ScalingStudy) -> None:
 
 
 def scaling_words(study: ScalingStudy) -> list[str]:
-    """Prints what a scaling study found, in a few lines."""
+    """Prints the findings of a scaling study in a few lines."""
     limit = study.request.thresholds.efficiency
     if study.break_down is None:
         lines = [f"efficiency stays above {percent(limit)}"]

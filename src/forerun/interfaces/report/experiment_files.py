@@ -206,7 +206,7 @@ def _move(stage: Path, folder: Path) -> list[Path]:
     names: Sequence[str] = sorted(path.name for path in stage.iterdir())
     for name in names:
         if os.path.lexists(folder / name) and ((folder / name).is_symlink() or not (folder / name).is_file()):
-            raise ForerunError(f"{folder / name}: can't be written: it is no plain file; remove it")
+            raise ForerunError(f"{folder / name}: can't be written: it is not a plain file; remove it")
     for name in names:
         (stage / name).replace(folder / name)
     return [folder / name for name in names]

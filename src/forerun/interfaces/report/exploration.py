@@ -189,7 +189,7 @@ def reason_record(reason: Reason, pair: PairResult) -> dict[str, Any]:
 
 
 def _why(reason: Reason, pair: PairResult) -> list[str]:
-    """Says what drives the change first: exposed communication as a whole, or compute, or memory by kind."""
+    """Returns the main causes of the change: exposed communication as a whole, compute, or memory by kind."""
     if reason.what == "memory":
         return [
             f"{_OF_MEMORY[one.term]} {_verb(one.by).removesuffix('s')} from {_amount(one.before, reason, pair)} to "

@@ -122,6 +122,6 @@ def _word(objective: str) -> str:
 
 
 def _shade(share: float) -> str:
-    """Returns the hexadecimal colour from the best (0) to what is far from it (1)."""
+    """Returns the hexadecimal colour of a value between the best (0) and the worst (1)."""
     mixed = (round(dark + share * (light - dark)) for dark, light in zip(_DARK, _LIGHT, strict=True))
     return "#" + "".join(f"{part:02X}" for part in mixed)

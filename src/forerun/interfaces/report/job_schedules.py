@@ -41,7 +41,7 @@ def heading(request: ClusterRequest) -> str:
 
 
 def subtitle(request: ClusterRequest) -> str:
-    """Returns how jobs are placed and what the columns mean."""
+    """Returns a line on the placement of jobs and the meaning of the columns."""
     return (
         f"placement {request.placement}; JCT: job completion time; wait: mean time without GPUs; use:"
         " share of GPU time that jobs occupy; goodput: share of that time which the jobs would need at"
@@ -50,7 +50,7 @@ def subtitle(request: ClusterRequest) -> str:
 
 
 def fairness_subtitle() -> str:
-    """Returns what the columns of fairness mean."""
+    """Returns a line on the meaning of the columns of fairness."""
     return (
         "Jain: Jain's fairness index of the jobs' slowdowns, 1 if all are equal; finish ratio: JCT"
         " divided by the JCT on an equal share of the cluster, median and 99th percentile; fragmentation:"

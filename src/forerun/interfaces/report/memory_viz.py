@@ -1,6 +1,6 @@
 """write_snapshot: the memory of a rank over a step as PyTorch's memory snapshot, for pytorch.org/memory_viz.
 
-The file is what `torch.cuda.memory._dump_snapshot` pickles, and what torch/cuda/_memory_viz.py reads: plain dicts,
+The file has the form that `torch.cuda.memory._dump_snapshot` pickles and torch/cuda/_memory_viz.py reads: plain dicts,
 lists, numbers and text. Addresses come from a first-fit allocator in one segment that grows; the caching allocator's
 own segments are not modelled.
 """

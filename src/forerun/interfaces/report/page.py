@@ -69,9 +69,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure in the schema of plotly.js, of which chart.js draws what Forerun uses.
+    """A figure in the schema of plotly.js. chart.js draws the parts of the schema that Forerun uses.
 
-    `about` says in words what it shows, for those who can't see it.
+    `about` describes the figure in words, for people who can't see it.
     """
 
     data: list[dict[str, Any]]

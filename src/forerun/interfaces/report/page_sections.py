@@ -124,7 +124,7 @@ def time_sections(simulation: Simulation, path: CriticalPath) -> list[Part]:
 
 
 def communication_section(rows: Sequence[CollectiveTime]) -> list[Part]:
-    """Says what the time of each collective is made of."""
+    """Lists the parts of the time of each collective."""
     if not rows:
         return []
     columns = ("collective", "count", "in all", "wire", "latency", "protocol", "sharing", "waiting", "NCCL's way")
@@ -241,7 +241,7 @@ def sensitivity_sections(rows: Sequence[WhatIf]) -> list[Part]:
 
 
 def bill_section(bill: Bill, samples: str) -> list[Part]:
-    """Returns the cost of a run. `samples` is what a batch counts, in the plural."""
+    """Returns the cost of a run. `samples` is the plural name of the samples of a batch."""
     rows = [
         ("GPU hours", f"{bill.gpu_hours:,.2f}"),
         ("dollars of the run", dollars(bill.dollars)),
@@ -262,7 +262,7 @@ def dollars(amount: float | None) -> str:
 
 
 def explain_section(prediction: Prediction) -> list[Part]:
-    """Says where each figure comes from, and which measurements are missing."""
+    """Lists the source of each figure, and the missing measurements."""
     parts: list[Part] = [Heading("Where the figures come from"), Listing(prediction.explain)]
     if prediction.missing:
         parts += [

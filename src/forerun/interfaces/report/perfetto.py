@@ -45,7 +45,7 @@ def write_run_trace(path: str | Path, iterations: Iterable[RunIteration], meta: 
     """Writes the trace of iterations that follow each other to `path`, as `write_trace` does for one.
 
     Rank class k of every iteration is process k. One more process, `run`, has a slice for each iteration. `iterations`
-    are taken one by one and go to the disk slice by slice. `meta` is what the trace says of itself.
+    are taken one by one and go to the disk slice by slice. `meta` holds the metadata of the trace.
 
     Raises ForerunError if the file can't be written.
     """
@@ -142,7 +142,9 @@ def _marked(iterations: Iterable[RunIteration], marks: list[str]) -> Iterator[Ru
 
 
 def _tid(pid: int, place: int) -> int:
-    """Returns the number of a thread: neither 0 nor its process's, which both mean the main thread to Perfetto."""
+    """Returns the number of a thread. It is neither 0 nor the number of its process, because Perfetto takes both for
+    the main thread.
+    """
     return 100 * pid + place + 1
 
 

@@ -43,7 +43,7 @@ def facts_record(facts: Sequence[ProfileFacts]) -> dict[str, Any]:
 
 
 def print_facts(out: Console, facts: Sequence[ProfileFacts]) -> None:
-    """Prints what each file holds, and what it lacks."""
+    """Prints the contents of each file and the parts that it lacks."""
     for number, one in enumerate(facts):
         if number:
             out.print()
@@ -120,7 +120,7 @@ def print_analysis(out: Console, analysis: Analysis, top: int) -> None:
 
 
 def import_record(found: Imported, path: Path) -> dict[str, Any]:
-    """Returns what was imported and how well it replays."""
+    """Returns the facts of an import and the errors of its replay."""
     program = found.program
     return {
         "program": str(path),

@@ -24,7 +24,7 @@ def progress_bar(what: str, refresh_every: int = _REFRESH_EVERY) -> Iterator[Cal
 
     A total of None is not known yet.
 
-    The bar has no thread of its own: what it watches may fork.
+    The bar uses no thread, because the watched code may fork.
     """
     err = console(stderr=True)
     columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

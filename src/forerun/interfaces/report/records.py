@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def plan_record(plan: Plan) -> dict[str, Any]:
-    """Returns every field of a plan; what a plan file takes."""
+    """Returns every field of a plan in the form of a plan file."""
     values = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 

@@ -50,7 +50,7 @@ def search_record(result: SearchResult, top: int) -> dict[str, Any]:
 
 
 def choice_record(choice: Choice) -> dict[str, Any]:
-    """Returns what a single choice is worth: the best plan with it, and the one that it is compared with."""
+    """Returns the gain of a single choice: the best plan with it, and the plan that it is compared with."""
     plans = {"best": prediction_record(choice.best), "instead": prediction_record(choice.instead)}
     return {"field": choice.field, "value": choice.value, "caution": choice.caution} | plans
 
@@ -65,7 +65,7 @@ def front_record(front: Front) -> dict[str, Any]:
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
-    """Returns what became of the plans that the user asked about; `plan` is null if there is none."""
+    """Returns the outcome of the plans that the user asked about. `plan` is null if there is none."""
     return {"text": verdict.text, "plan": None if verdict.plan is None else plan_record(verdict.plan)}
 
 

@@ -37,7 +37,7 @@ _FIGURES = ("rows", "MAPE", "median", "p90", "signed")
 _ANCHORS = {
     "same_cluster": "another step of its source and device as anchor, each in turn",
     "same_run": "another step of its source, device and model, each in turn",
-    "best": "the step of its source, device and model that tells most about the others",
+    "best": "the step of its source, device and model that is most informative about the others",
 }
 
 

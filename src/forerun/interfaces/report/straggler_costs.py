@@ -34,7 +34,7 @@ def heading(costs: StragglerCosts) -> str:
 
 
 def subtitle(costs: StragglerCosts) -> str:
-    """Returns what the job loses."""
+    """Returns a line on the loss of the job."""
     return (
         f"Stragglers slow it by {costs.slowdown - 1.0:.1%}: without them, with all operations of a kind alike, it would"
         f" need {percent(costs.wasted_share)} less GPU time"
@@ -97,7 +97,7 @@ def print_costs(out: Console, costs: StragglerCosts) -> None:
 
 
 def costs_record(costs: StragglerCosts) -> dict[str, Any]:
-    """Returns what stragglers cost a job as plain data; units are in the keys."""
+    """Returns the cost of stragglers in a job as plain data. Keys contain the units."""
     return {
         "name": costs.recorded.name,
         "steps": len(costs.recorded.steps),

@@ -61,7 +61,7 @@ MEMORY_LOOKS = {
     "parameter": Look("parameters", BLUE),
     "optimizer": Look("optimizer state", GREY, "\\"),
     "gradient": Look("gradients", VERMILLION, "/"),
-    "unsharded": Look("gathered parameters and gradients", SKY, "|"),
+    "unsharded": Look("unsharded parameters and gradients", SKY, "|"),
     "activation": Look("activations", GREEN, "."),
     "logits": Look("logits", PURPLE, "x"),
     "temporary": Look("temporary", YELLOW, "-"),

@@ -19,8 +19,9 @@ def console(stderr: bool = False, piped_width: int | None = None) -> Console:
 
 
 def printed_text(show: Callable[[Console], None], width: int) -> str:
-    """Returns what `show` prints to a console of `width` columns; never colours, even where FORCE_COLOR asks for
-    them."""
+    """Returns the text that `show` prints to a console of `width` columns, without colours even if FORCE_COLOR is
+    set.
+    """
     text = io.StringIO()
     show(Console(file=text, width=width, markup=False, highlight=False, color_system=None))
     return text.getvalue()

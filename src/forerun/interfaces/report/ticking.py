@@ -1,6 +1,6 @@
 """Periodic calls while a command runs, from one timer of the process.
 
-A timer makes the calls and not a thread, because commands fork. There is no call while compiled code runs.
+A timer makes the calls instead of a thread, because commands fork. There is no call while compiled code runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def can_tick() -> bool:
 
 @contextmanager
 def ticking(call: Callable[[], None], every_s: float, first_after_s: float) -> Iterator[None]:
-    """Makes `call` every `every_s` seconds while the block runs; what it raises is raised in the block."""
+    """Calls `call` every `every_s` seconds while the block runs. Its exceptions are raised in the block."""
     if not can_tick():
         yield
         return

@@ -16,7 +16,7 @@ _NOTES = 8
 
 
 def print_trace(out: Console, program: Program, path: Path, seconds: float) -> None:
-    """Prints the file of the Program, its contents for each role, and what the tracer had to guess."""
+    """Prints the file of the Program, its contents for each role, and the guesses of the tracer."""
     print_title(out, f"{path}: {program.meta.get('name')} on {program.meta.get('world_size')} ranks")
     out.print(f"traced in {seconds:.1f} s; forerun predict --program {path} --cluster NAME", soft_wrap=True)
     out.print()
@@ -41,7 +41,7 @@ def print_trace(out: Console, program: Program, path: Path, seconds: float) -> N
 
 
 def _counts(program: Program, number: int) -> np.ndarray:
-    """Returns how often each op runs on rank class `number`."""
+    """Returns the number of times that each op runs on rank class `number`."""
     steps = np.bincount(program.rank_classes[number].block, minlength=len(program.blocks))
     count = np.zeros(len(program.ops), np.int64)
     for block, times in zip(program.blocks, steps.tolist(), strict=True):

@@ -38,7 +38,7 @@ RIVAL_COLUMNS = ("alternative", "GPUs", "step", "goodput", "time to train", "95 
 
 
 def duration(time_s: float) -> str:
-    """Returns a time in the largest unit of which it has at least two, from seconds to days."""
+    """Returns a time in the largest unit, from seconds to days, in which it is at least 2."""
     if time_s == inf:
         return "never"
     for unit, size in (("days", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
@@ -60,7 +60,7 @@ def heading(study: RunStudy) -> str:
 
 
 def conditions(study: RunStudy) -> str:
-    """Returns what the run is up against: failures, saves, and the number of runs simulated."""
+    """Returns a line on the conditions of the run: failures, saves, and the number of simulated runs."""
     request = study.request
     saves = "no checkpoints" if request.save_every_s == inf else f"a checkpoint every {duration(request.save_every_s)}"
     failures = f"a failure every {duration(study.mttf_s)}" if study.mttf_s < inf else "no failures"
@@ -88,7 +88,7 @@ def _values(of: Quantiles) -> tuple[float, ...]:
 
 
 def badput_rows(study: RunStudy) -> list[tuple[str, ...]]:
-    """Returns where time goes that isn't useful steps, the most first, as rows of BADPUT_COLUMNS."""
+    """Returns the lost time by class, the largest first, as rows of BADPUT_COLUMNS."""
     return [(_SPENT_WORDS[what], f"{share:.2%}", MEASURED_AS[what]) for what, share in study.badput.items()]
 
 
@@ -103,7 +103,7 @@ def interval_rows(study: RunStudy) -> list[tuple[str, ...]]:
 
 
 def gain_rows(study: RunStudy) -> list[tuple[str, ...]]:
-    """Returns what changes of the system would do, as rows of GAIN_COLUMNS."""
+    """Returns the effects of changes of the system, as rows of GAIN_COLUMNS."""
     return [(gain.change, percent(gain.goodput), _saved(study, gain.saved_s)) for gain in study.gains]
 
 

@@ -66,9 +66,10 @@ def plan_words(plan: Plan, *, with_stack: bool = False) -> str:
 
 
 def choice_words(choice: Choice) -> str:
-    """Returns what a choice is worth: `compile on instead of off: 4.74 s -> 3.75 s, MFU 40.4% -> 51.1% (torchtitan)`.
+    """Returns a line on the gain of a choice: `compile on instead of off: 4.74 s -> 3.75 s, MFU 40.4% -> 51.1%
+    (torchtitan)`.
 
-    The better side comes last. A choice that a search does not make unasked says why, and how to ask for it.
+    The better side comes last. If a search makes a choice only on request, the line says why, and how to request it.
     """
     best = choice.instead
     own, other = best.own_plan(), choice.best.own_plan()

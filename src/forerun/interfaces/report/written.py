@@ -25,7 +25,7 @@ def to_json(record: dict[str, Any]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Returns what a record holds with null in place of each figure that does not exist (nan)."""
+    """Returns the contents of a record with null in place of each missing figure (nan)."""
     if isinstance(value, dict):
         return {key: finite(inside) for key, inside in value.items()}
     if isinstance(value, (list, tuple)):

@@ -185,7 +185,7 @@ def _preset(about: AboutPreset) -> Any:
 
 
 async def _safely(answer: Callable[[], Awaitable[Response]]) -> Response:
-    """Answers, or says in one line why not; never a traceback."""
+    """Returns the answer, or the error in one line. It never returns a traceback."""
     try:
         return await answer()
     except TooLarge as error:
@@ -216,7 +216,7 @@ async def _data(request: Request) -> Any:
 
 
 async def _body(request: Request, most_bytes: int) -> bytes:
-    """Returns the bytes of a request, of which at most `most_bytes` are read. Raises TooLarge."""
+    """Returns the bytes of a request. Raises TooLarge for more than `most_bytes`."""
     stated = request.headers.get("content-length", "0")
     if stated.isdecimal() and int(stated) > most_bytes:
         raise TooLarge(f"the request has {int(stated):,} bytes; at most {most_bytes:,} are read")

@@ -70,7 +70,7 @@ def preset_document(kind: str, name: str) -> Document:
 
 @dataclass(frozen=True)
 class Where:
-    """Says where dropped files run that don't say it themselves."""
+    """Names the cluster and the GPUs for dropped files that do not name them."""
 
     cluster: str
     """the preset on which a program runs"""
@@ -79,7 +79,8 @@ class Where:
 
 
 def dropped_document(files: Mapping[str, bytes], where: Where) -> Document:
-    """Returns what the command line shows of the dropped files, whose names tell their kinds.
+    """Returns the document that the command line would show for the dropped files. The names of the files determine
+    their kinds.
 
     Raises ForerunError in one line, which names the file.
     """

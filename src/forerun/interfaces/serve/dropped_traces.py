@@ -26,7 +26,7 @@ def is_trace(path: Path) -> bool:
 
 
 def traces_document(paths: Sequence[Path]) -> Document:
-    """Returns what the traces hold, rank by rank. Raises ForerunError."""
+    """Returns a document on the contents of the traces, rank by rank. Raises ForerunError."""
     by_rank = info([str(path) for path in paths])
     total = overall(by_rank)
     columns = ("rank", "nodes", "operations", "tensor bytes", "collectives", "messages", "comm bytes", "path nodes")
@@ -59,7 +59,7 @@ def traces_document(paths: Sequence[Path]) -> Document:
 
 
 def case_document(paths: Sequence[Path]) -> Document:
-    """Returns the replay of traces on the system and the network that were dropped with them, and what they hold.
+    """Returns a document on the traces and their replay on the system and the network that were dropped with them.
 
     The files have the names of a case folder: `system.json`, a network in YAML, and where there are any
     `comm_group.json` and `remote_memory.json`. Raises ForerunError where one is missing, unknown or wrong.

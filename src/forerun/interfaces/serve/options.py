@@ -1,4 +1,4 @@
-"""Lists what the form of the page offers: models, clusters, fields of a plan with their help, tools, examples."""
+"""Lists the choices of the page's form: models, clusters, fields of a plan with their help, tools, examples."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def options_record() -> dict[str, Any]:
 
 @cache
 def _lasting_options() -> dict[str, Any]:
-    """Returns what the form offers as long as the server runs."""
+    """Returns the choices of the form that stay the same while the server runs."""
     names = [*FIRST, *(name for name in MEANINGS if name not in FIRST and name not in FOLLOWING)]
     return {
         "version": __version__,

@@ -55,7 +55,7 @@ class Planner:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def ask(self, question: Question, page: str = "") -> Job:
-        """Starts to answer a question of `page`, in place of its question before.
+        """Starts to answer a question of `page`. It replaces the page's former question.
 
         Raises ForerunError for a wrong one.
         """
@@ -116,7 +116,7 @@ class Planner:
         }
 
     def details(self, about: AboutPlan) -> dict[str, Any]:
-        """Returns the page of a plan: timeline, memory, critical path, what a better machine would gain."""
+        """Returns the page of a plan: timeline, memory, critical path, and the gain of a better machine."""
         made, plan, _ = self.found(about)
         setup = Setup(made.model, plan, made.where, replays=True)
         simulation = simulate_setup(setup)
@@ -191,7 +191,7 @@ def _key(question: Question) -> str:
 
 
 def _standing(result: SearchResult, prediction: Prediction) -> str:
-    """Says where a plan stands among the plans of the search."""
+    """Ranks a plan among the plans of the search."""
     for place, each in enumerate(result.ranked, 1):
         if each.plan == prediction.plan:
             more = (
@@ -204,7 +204,7 @@ def _standing(result: SearchResult, prediction: Prediction) -> str:
 
 
 def _why(own: Prediction, other: Prediction) -> str:
-    """Says which parts of the step are longer in another plan, and that it doesn't fit where it doesn't."""
+    """Names the parts of the step that are longer in another plan, or says that the other plan doesn't fit."""
     if not other.fits:
         return f"it needs {other.peak_reserved_gib:.1f} GiB of {other.memory_limit_gib:.1f}"
     causes = {*own.breakdown, *other.breakdown}

@@ -165,7 +165,7 @@ class Asked:
 
 
 def checked(model: type[Strict], data: object) -> Any:
-    """Returns `data` as a request. Raises ForerunError, which names the key, for what is no such request."""
+    """Returns `data` as a request. Raises ForerunError, which names the key, for a wrong request."""
     admit(data, "the request")
     try:
         return model.model_validate(data)
@@ -205,10 +205,10 @@ def _model(name: str, dropped: Mapping[str, ModelSpec]) -> ModelSpec:
 
 
 def config_model(config: Any, place: str, name: str) -> ModelSpec:
-    """Returns the model of a config.json; `place` is what errors call the file.
+    """Returns the model of a config.json. Errors call the file `place`.
 
-    Raises ForerunError for what is no config.json, and for a family that Forerun doesn't know: the command line builds
-    such models with transformers, which runs code.
+    Raises ForerunError for any other file, and for a family that Forerun doesn't know. The command line builds such
+    models with transformers, which runs code.
     """
     if not isinstance(config, dict):
         raise ForerunError(f"{place}: not a JSON object; give the config.json of a model")
@@ -236,7 +236,7 @@ def _fixed(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def wanted_fields(text: str) -> dict[str, object]:
-    """Returns the fields of a filter, such as tp=2,pp=4. Raises ForerunError for what is no field or value."""
+    """Returns the fields of a filter, such as tp=2,pp=4. Raises ForerunError for an unknown field or a wrong value."""
     found: dict[str, object] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, equals, value = part.partition("=")

@@ -41,7 +41,7 @@ def place_record(prediction: Prediction, row: int | None = None) -> dict[str, An
 
 
 def answer_record(result: SearchResult) -> dict[str, Any]:
-    """Returns what a search found: the counts, the first places, the points of the scatter plot, choices, front."""
+    """Returns the result of a search: the counts, the first places, the points of the scatter plot, choices, front."""
     row_of = {id(prediction): row for row, prediction in result.outcome.predictions.items()}
     front = result.front
     return {
@@ -67,7 +67,7 @@ def answer_record(result: SearchResult) -> dict[str, Any]:
 
 
 def choice_record(choice: Choice) -> dict[str, Any]:
-    """Returns what a choice is worth, and the fields to fix in order to search with it."""
+    """Returns the gain of a choice, and the fields to fix in a search with it."""
     other = choice.best.own_plan()
     fields = {"precision": ("precision", "fp8_recipe")}.get(choice.field, (choice.field,))
     texts = {name: str(getattr(other, name)).lower() for name in fields}
@@ -118,7 +118,7 @@ def points_record(result: SearchResult) -> dict[str, Any]:
 
 
 def row_record(result: SearchResult, row: int) -> dict[str, Any]:
-    """Returns a row of the table for any plan: its figures where it was simulated, else what is known of it."""
+    """Returns a row of the table for any plan: its figures if it was simulated, otherwise its bounds."""
     found = result.outcome.predictions.get(row)
     if found is not None:
         return place_record(found, row)
@@ -156,5 +156,5 @@ def parts_record(parts: Sequence[Part]) -> list[dict[str, Any]]:
 
 
 def _short(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
-    """Returns values with four digits, which is what a plot can show."""
+    """Returns values with four digits, because a plot shows no more."""
     return [float(f"{value:.4g}") for value in values.tolist()]

@@ -40,7 +40,7 @@ def matching(result: SearchResult, wanted: Mapping[str, object], status: str) ->
 
 
 def _equal(outcome: Outcome, name: str, value: object) -> npt.NDArray[np.bool_]:
-    """Returns which plans have `value` in the field `name`, (n,)."""
+    """Returns a mask of the plans with `value` in the field `name`, (n,)."""
     plans = outcome.table.rows(slice(None))
     values: list[Any] = list(plans.values[name])
     same = np.array([each == value for each in values], np.bool_)

@@ -31,7 +31,7 @@ _SCALES = (0.25, 0.5, 1, 2, 4)
 
 @dataclass(frozen=True)
 class Answered:
-    """A question and what the search found; `whole` says whether it has the front and the choices too."""
+    """A question and the result of its search. `whole` says whether the result has the front and the choices."""
 
     asked: Asked
     result: SearchResult
@@ -49,7 +49,7 @@ class Task:
 
 
 def work(task: Task, tell: Tell, check: Check) -> None:
-    """Does a task. Raises ForerunError for a question without an answer, and what `check` raises."""
+    """Does a task. Raises ForerunError for a question without an answer, and the errors of `check`."""
     if task.kind == "plans":
         _look(task, tell, check)
         _search(task.asked, tell, check)
@@ -84,7 +84,7 @@ def _look(task: Task, tell: Tell, check: Check) -> None:
 
 
 def _search(made: Asked, tell: Tell, check: Check) -> None:
-    """Tells of the answer twice: with proved places, and with the front and what other choices would bring."""
+    """Reports the answer twice: with proved places, and then with the front and the gains of other choices."""
     is_proved = False
 
     def keep(result: SearchResult, whole: bool) -> None:

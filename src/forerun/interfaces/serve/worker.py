@@ -47,7 +47,7 @@ class Job:
     key: tuple[str, str]
     """the page that asks, and the kind of its question"""
     heard: Callable[[object], None]
-    """takes what the process hands over that is no event"""
+    """takes what the process hands over that is not an event"""
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _events: queue.SimpleQueue[Event | None] = field(default_factory=queue.SimpleQueue)
 
@@ -69,7 +69,7 @@ class Job:
         return self._events.get()
 
     def take(self, message: object) -> None:
-        """Passes on what the process hands over."""
+        """Passes on an event or an answer of the process."""
         if isinstance(message, dict):
             self.tell(message)
         else:
@@ -167,7 +167,9 @@ class _Process:
 
 
 def _context() -> Any:
-    """Returns how the process starts. Forking a server with threads could copy a lock that nobody opens again."""
+    """Returns the method that starts the process. A fork of a server with threads could copy a held lock that nobody
+    releases.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

@@ -61,7 +61,7 @@ def is_collective(name: str) -> bool:
 
 
 def calls_of(profile: Profile, rows: I64) -> list[Call]:
-    """Returns what the kernels in `rows`, all of NCCL or RCCL, do."""
+    """Returns the collective calls of the kernels in `rows`, all of NCCL or RCCL."""
     keys = (Key.COLLECTIVE, Key.DTYPE, Key.GROUP_NAME, Key.GROUP_RANKS)
     texts = [[_text(profile, number) for number in profile.values(key, -1)[rows].tolist()] for key in keys]
     sizes = [profile.values(key, 0)[rows].tolist() for key in (Key.IN_ELEMENTS, Key.OUT_ELEMENTS, Key.GROUP_SIZE)]

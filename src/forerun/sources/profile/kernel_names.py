@@ -1,4 +1,4 @@
-"""Finds what a kernel does by its name (`kernel_names.yaml`)."""
+"""Recognises the work of a kernel by its name (`kernel_names.yaml`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["product", "attention", "attention_backward", "recurrence", "opti
 
 
 class KernelWork(NamedTuple):
-    """Holds what a kernel's name tells."""
+    """Holds the work that the name of a kernel implies."""
 
     kind: Kind
     work: str
@@ -34,7 +34,7 @@ _UNKNOWN = KernelWork("memory", "other")
 
 @cache
 def work_of(name: str) -> KernelWork:
-    """Returns what a kernel of this name does; a name that no rule knows is memory-bound work of another kind."""
+    """Returns the work of a kernel with this name. A name that matches no rule is memory-bound work of another kind."""
     return next((found for pattern, found in _patterns() if pattern.search(name)), _UNKNOWN)
 
 

@@ -29,7 +29,7 @@ class Operator(NamedTuple):
 
 
 class Label(NamedTuple):
-    """Says what is around a launch."""
+    """Holds the phase, the module and the operator around a launch."""
 
     operator: int
     """row of the innermost operator, NONE without one"""
@@ -39,9 +39,10 @@ class Label(NamedTuple):
 
 
 def labels_of(step: Step) -> list[Label]:
-    """Returns what is around the launch of each work of a step, on the launching thread.
+    """Returns the label of the launch of each work of a step, from the launching thread.
 
-    Autograd's threads call no modules. What runs there is in the module of the forward operator that made its node.
+    Autograd's threads call no modules. Work that they launch belongs to the module of the forward operator that made
+    the autograd node.
     """
     profile, rows = step.profile, step.profile.rows
     is_module = profile.text_mask(lambda text: text.startswith(MODULE))[rows.name]

@@ -41,7 +41,7 @@ class _Operator(NamedTuple):
 
 
 def read_packed_json(path: Path) -> Any:
-    """Returns what a JSON file holds, plain or packed by gzip.
+    """Returns the value in a JSON file, plain or packed by gzip.
 
     Raises ForerunError, naming the file, where it can't be read, is damaged or unpacks to more than 300 times its size.
     """
@@ -58,7 +58,8 @@ def read_packed_json(path: Path) -> Any:
 
 
 def link(profile: Any, trace: Any, place: str) -> Linked:
-    """Adds to `profile` (Kineto's JSON, which changes) what the execution trace `trace` says of the same operators.
+    """Adds the details of operators in the execution trace `trace` to the same operators of `profile`, Kineto's JSON.
+    It changes `profile`.
 
     Raises ForerunError, naming `place`, where either is none, or no operator of the trace is in the profile.
     """
@@ -108,7 +109,7 @@ def _operators(nodes: list[Any]) -> Iterator[_Operator]:
 
 
 def _attribute(node: dict[str, Any], name: str) -> int:
-    """Returns a number of a node, of which releases write it in two ways; 0 for none."""
+    """Returns a number of a node; releases write it in two ways. Returns 0 if there is none."""
     listed = node.get("attrs", [])
     of = (
         {str(one.get("name")): one.get("value") for one in listed if isinstance(one, dict)}
@@ -120,13 +121,15 @@ def _attribute(node: dict[str, Any], name: str) -> int:
 
 
 def _plain(text: str) -> str:
-    """Returns `float` for `Tensor(float)`, as profiles write it; nothing for what is no tensor."""
+    """Returns `float` for `Tensor(float)`, as profiles write it. The text is empty for any other type."""
     match = re.search(r"Tensor\(([^()]*)\)", text)
     return match[1] if match else ""
 
 
 def _call(values: Any, types: list[str]) -> dict[str, Any]:
-    """Returns what a profile since 2024 says of a collective, as far as the inputs of its call tell."""
+    """Returns the entries that profiles since 2024 have for a collective, as far as the inputs of its call give
+    them.
+    """
     given = values if isinstance(values, list) else []
     name = next((one for one in given if isinstance(one, str) and one.isidentifier()), "")
     elements = sum(tensor[3] for tensor in tensors(given[:1]))

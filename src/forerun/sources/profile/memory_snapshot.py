@@ -43,7 +43,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """Holds what a snapshot tells of one device."""
+    """Holds the contents of a snapshot for one device."""
 
     path: str
     device: int
@@ -71,7 +71,7 @@ class _Rule:
 def read_memory_snapshot(path: str | Path) -> MemorySnapshot:
     """Reads the device of a snapshot with the most events.
 
-    Raises ForerunError for a file that is no snapshot; nothing of it is executed.
+    Raises ForerunError for a file that is not a snapshot; nothing of it is executed.
     """
     content = read_plain_pickle(path)
     if not isinstance(content, dict) or not {"segments", "device_traces"} <= set(content):
@@ -124,7 +124,7 @@ def _read(path: str, device: int, segments: list[dict[str, Any]], events: list[d
 
 
 def _walk(events: list[dict[str, Any]], first: dict[int, Block], path: str) -> Iterator[tuple[dict[int, Block], int]]:
-    """Yields what is allocated after each event, as a dict that changes, and its bytes."""
+    """Yields the allocations after each event, as a dict that changes, and their bytes."""
     live, allocated = dict(first), _sum(first)
     for one in events:
         sign, address = _sign(one)[0], _size(one, "addr", path)
@@ -141,7 +141,7 @@ def _sum(blocks: dict[int, Block]) -> int:
 
 
 def _at_begin(events: list[dict[str, Any]], last: dict[int, Block], path: str) -> dict[int, Block]:
-    """Returns what was allocated before the first event."""
+    """Returns the allocations before the first event."""
     seen: set[int] = set()
     first: dict[int, Block] = {}
     for one in events:
@@ -155,7 +155,7 @@ def _at_begin(events: list[dict[str, Any]], last: dict[int, Block], path: str) -
 
 
 def _sign(event: dict[str, Any]) -> tuple[int, int]:
-    """Returns what an event does to allocated and to reserved bytes: 1, 0 or -1."""
+    """Returns the signs of an event's changes of allocated and of reserved bytes: 1, 0 or -1."""
     action = event.get("action")
     allocated = 1 if action == "alloc" else -1 if action == "free_requested" else 0
     return allocated, 1 if action in _GROWS else -1 if action in _SHRINKS else 0

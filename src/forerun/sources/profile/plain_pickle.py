@@ -1,7 +1,8 @@
 """Reads pickles of plain data (lists, dicts, tuples, numbers, texts) without executing anything.
 
-Python's own reader looks up and calls what a file names. This one knows only the codes of containers and values, so a
-file that asks for anything else ends in an error. Containers that contain themselves are refused by whoever walks them.
+Python's own reader looks up and calls the functions that a file names. This one knows only the codes of containers and
+values, so a file that asks for anything else ends in an error. The code that walks containers refuses those that
+contain themselves.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TEXTS = (0x8C, ord("X"), 0x8D)
 
 
 def read_plain_pickle(path: str | Path) -> Any:
-    """Returns what a pickle of plain data holds.
+    """Returns the value in a pickle of plain data.
 
     Raises ForerunError for a file that is too large, cut short, damaged, or asks for more than plain data.
     """

@@ -116,13 +116,13 @@ class Profile:
 
 
 def distributed_info(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Returns what the file says of the run's ranks, an empty dict where it says nothing."""
+    """Returns the file's entries on the ranks of the run. The dict is empty if there are none."""
     found = metadata.get("distributedInfo")
     return found if isinstance(found, dict) else {}
 
 
 def stated_rank(metadata: dict[str, Any]) -> int | None:
-    """Returns the rank of which a file says that it is, None where it does not say."""
+    """Returns the rank that a file states. Returns None if it states none."""
     return _whole(distributed_info(metadata).get("rank"))
 
 

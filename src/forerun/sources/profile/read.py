@@ -47,7 +47,7 @@ def read_profiles(paths: Sequence[str | Path]) -> list[Profile]:
     """Reads one file for each rank, in order of ranks.
 
     A file that does not state its rank has the number in its name (`rank-3`, `rank3`), or else the first free one.
-    Raises ForerunError if a file can't be read, is no profile, or if two files state the same rank.
+    Raises ForerunError if a file can't be read, is not a profile, or if two files state the same rank.
     """
     found = [read_profile(path) for path in paths]
     numbers = [_rank(one) for one in found]
@@ -64,7 +64,7 @@ def read_profiles(paths: Sequence[str | Path]) -> list[Profile]:
 
 
 def read_profile(path: str | Path) -> Profile:
-    """Reads one file. Raises ForerunError if it can't be read or is no profile."""
+    """Reads one file. Raises ForerunError if it can't be read or is not a profile."""
     try:
         with opened(path) as file:
             packed = file.read(len(_GZIP)) == _GZIP
@@ -207,7 +207,9 @@ class _Reader:
         self._extras.append(kept._replace(row=kept.row + before))
 
     def _fill(self) -> None:
-        """Moves what is left of the window to its front and reads behind it. Raises ForerunError at the file's end."""
+        """Moves the rest of the window to its front, and reads more bytes behind it. Raises ForerunError at the file's
+        end.
+        """
         left = self._n - self._pos
         if left > len(self._buf) // 2:
             if len(self._buf) >= _LARGEST_VALUE:

@@ -1,10 +1,10 @@
 """The scanner of a Kineto file: bytes of `traceEvents` become columns, without an object for any event.
 
-A call takes as many whole events as a buffer holds. Texts are stored once each and are numbers from then on, times
-are whole nanoseconds. What does not fit the columns of every event is kept as (row, key, value).
+A call takes as many whole events as a buffer holds. Texts are stored once each and are numbers from then on, times are
+whole nanoseconds. Other fields of events are kept as (row, key, value).
 
 The scanner checks what it reads (types of the fields that it keeps, brackets, separators) and answers with the kind of
-a fault and its place. It does not check the spelling of values that nobody reads.
+a fault and its place. It does not check the form of values that nobody reads.
 """
 
 from __future__ import annotations

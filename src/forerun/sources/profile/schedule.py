@@ -113,7 +113,9 @@ def typical(schedules: Sequence[Schedule]) -> Schedule:
 
 
 def _before_on_stream(stream: I64, leads: Mask) -> list[int]:
-    """Returns what runs before each on its stream, NONE for the first. What leads is on a stream of its own."""
+    """Returns the place of the item before each item on its stream, NONE for the first. Items that lead have a separate
+    stream.
+    """
     last: dict[tuple[int, bool], int] = {}
     before = []
     for place, one in enumerate(zip(stream.tolist(), leads.tolist(), strict=True)):

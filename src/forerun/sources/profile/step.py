@@ -1,4 +1,4 @@
-"""One step of a profile: what the host launched in it, and when each of its kernels ran."""
+"""One step of a profile: the launches of the host, and the start and end of each kernel."""
 
 from __future__ import annotations
 

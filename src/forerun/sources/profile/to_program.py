@@ -4,8 +4,8 @@ A node runs for as long as its kernel did. The host's own time, and the delay be
 start, are nodes of fixed time. So the Program, run unchanged, starts and ends every kernel when the profile does.
 
 Its time begins when the previous step has ended. Work of the device for this step before that moment runs beside the
-rest, and nothing waits for it. Work of the host before that moment is placed at the end, so that neither needs less
-time than it did.
+rest, and nothing waits for it. Work of the host before that moment is placed at the end. So neither takes less time
+than it did.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _counts(world: int, n_files: int) -> list[int]:
 
 
 def _collectives(step: Step) -> dict[int, Call]:
-    """Returns what each collective of a step does, by its place."""
+    """Returns the call of each collective of a step, by its place."""
     names = step.profile.rows.name[step.row].tolist()
     places = [place for place, number in enumerate(names) if is_collective(step.profile.texts[number])]
     return dict(zip(places, calls_of(step.profile, step.row[np.array(places, np.int64)]), strict=True))

@@ -49,7 +49,7 @@ def is_adapted(kernels: TransformerKernels, product: Product) -> bool:
 
 
 def adapter(kernels: TransformerKernels, product: Product, frozen: str, tokens: int, grad_bytes: int) -> TapeOp:
-    """Returns the operation that adds x A B to `frozen`, what the frozen matrix gives.
+    """Returns the operation that adds x A B to `frozen`, the output of the frozen matrix.
 
     Its backward pass leaves `grad_bytes` of gradients.
     """
@@ -76,9 +76,9 @@ def adapter(kernels: TransformerKernels, product: Product, frozen: str, tokens: 
 
 
 def dequantised(kernels: TransformerKernels, product: Product) -> tuple[list[Stage], tuple[Held, ...]]:
-    """Returns the kernels that make the matrix of `product` of its 4-bit copy, and the memory of what they make.
+    """Returns the kernels that dequantise the 4-bit matrix of `product`, and the memory of the wide matrix.
 
-    Both are empty where the matrix is kept wide.
+    Both are empty if the matrix is kept wide.
     """
     if not kernels.plan.quantises_frozen or product.module not in (ATTENTION, FFN):
         return [], ()

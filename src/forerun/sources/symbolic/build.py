@@ -101,7 +101,7 @@ class _Builder:
         """Returns the blocks around four sets of a unit's weights.
 
         The sets are all weights, those freed after the forward pass, those gathered again for the backward pass, and
-        those freed after the backward pass; the last two are None where they hold nothing.
+        those freed after the backward pass. The last two are None if they are empty.
         """
         whole = Around(self.parallel, self.blocks.add, unit.name, unit.weights, unit.gradient_bytes)
         if unit.gathering is None:
@@ -257,7 +257,7 @@ class _Builder:
         return found
 
     def _send(self, steps: Steps, action: Action) -> None:
-        """Sends what a pass has made to the rank of the next pass. Some frameworks read the loss after the last one."""
+        """Sends the result of a pass to the rank of the next pass. Some frameworks read the loss after the last one."""
         steps.now = action.microbatch
         last_stage = self.plan.n_stages - 1
         if action.kind == "F" and action.stage == last_stage and self.kernels.stack.reads_loss:

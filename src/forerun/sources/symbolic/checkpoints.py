@@ -1,4 +1,6 @@
-"""Decides what a unit's tape runs again in the backward pass, keeps narrow, or sends to host memory."""
+"""Decides which tensors of a unit's tape the backward pass recomputes, which are kept narrow, and which go to host
+memory.
+"""
 
 from __future__ import annotations
 

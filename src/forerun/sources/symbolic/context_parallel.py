@@ -1,6 +1,6 @@
 """Context parallelism: attention over a sequence whose parts lie on several ranks.
 
-`symbolic.ring` says what the slowest rank computes.
+`symbolic.ring` has the work of the slowest rank.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Data parallelism around a unit: blocks that gather and free its parameters, and reduce its gradients.
 
-Every action is a small block, so that the order of blocks alone says which gathers run ahead:
+Every action is a small block. So the order of blocks alone determines which gathers are prefetched:
 
 * `gather` starts the all-gather of a unit's parameters. With prefetching it starts once the unit before has its
-  parameters (one unit ahead, as FSDP's rate limiter and FSDP2's buffers allow). Without, it starts when compute reaches
-  the unit, as in compiled code, which waits for each gather at once. FSDP1 gathers into the parameters themselves,
-  FSDP2 into a buffer.
-* `open` makes compute wait for the gathered parameters and copies them out of the buffer. FSDP2 keeps a unit's buffer
+  parameters (one unit ahead, as FSDP's rate limiter and FSDP2's buffers allow). Without prefetching it starts when
+  compute reaches the unit. Compiled code does so and waits for each gather at once. FSDP1 gathers into the parameters
+  themselves, FSDP2 into a buffer.
+* `open` makes compute wait for the unsharded parameters and copies them out of the buffer. FSDP2 keeps a unit's buffer
   until the next unit has its own in the forward pass, and frees it at once in the backward pass.
 * `close` frees the parameters.
 * `reduce` reduces the unit's gradients after its backward pass; `accumulate` adds them to a buffer. FSDP2 keeps the

@@ -110,7 +110,7 @@ def held_frozen_bytes(plan: Plan, weights: Weights) -> float:
 
 
 def gathered_bytes(plan: Plan, weights: Weights) -> int:
-    """Returns the bytes of a unit's gathered parameters."""
+    """Returns the bytes of a unit's unsharded parameters."""
     frozen = round(sum(frozen_bytes(plan, weights)))
     return _gathered_dense_bytes(plan, weights) + weights.expert * int(rules.weight_bytes(plan)) + frozen
 

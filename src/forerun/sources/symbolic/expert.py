@@ -247,7 +247,7 @@ class _Routed:
         return "permuted"
 
     def _returned_once(self, y: str) -> None:
-        """Sums what a GPU's experts make of each token, and sends the sums back."""
+        """Sums the outputs of a GPU's experts for each token, and sends the sums back."""
         kernels, section, module = self.kernels, self.section, self.module
         etp = self.kernels.plan.etp
         elements, makes = self.arrived * self.shapes.hidden, (("leaving", self._kept(self._unique) * self.row * etp),)
@@ -294,7 +294,7 @@ class _Routed:
         return "of_peers"
 
     def _to_peers(self, x: str, rows: int) -> str:
-        """Sums what these ranks make of each token, of which each keeps its own `rows`."""
+        """Sums the outputs of these ranks for each token. Each rank keeps its own `rows`."""
         etp = self.kernels.plan.etp
         if etp == 1:
             return x

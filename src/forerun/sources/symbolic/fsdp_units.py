@@ -62,7 +62,7 @@ class Unit:
     backward_pieces: tuple[Block, ...] = ()
     """the backward pass with its weight gradients, cut likewise"""
     gathering: Gathering | None = None
-    """how long each gathered parameter is kept, where that differs between parameters"""
+    """how long each unsharded parameter is kept, where that differs between parameters"""
     reference: Reference | None = None
     """the same part of the reference model, where the plan has one"""
 
@@ -232,7 +232,7 @@ def _section_unit(name: str, section: Section, split: bool) -> Unit:
 
 
 def _frozen_unit(name: str, section: Section, split: bool) -> Unit:
-    """Returns the unit of a section of which nothing is trained: its parameters serve the forward pass alone."""
+    """Returns the unit of a section without trained parameters. Only the forward pass uses its parameters."""
     forward, nothing = forward_block(section.tape, keeps=False).build(name + ".forward"), BlockBuilder()
     nothing.node(section.tape.marker, phase=Phase.BACKWARD)
     backward = nothing.build(name + ".backward")
@@ -264,7 +264,7 @@ def tape_unit(name: str, tape: Tape, weights: Weights, split: bool = False, gath
 
 
 def parametrized(section: Section, eager: bool) -> Gathering:
-    """Returns which of a section's weights stay gathered for its backward pass, and which are gathered again.
+    """Returns the weights of a section that stay unsharded for its backward pass, and those that are gathered again.
 
     In eager code weights of products outside of checkpoints stay; one compiled graph gathers all of them again.
     """

@@ -110,7 +110,7 @@ class PlanKernels:
 
     @property
     def whole_graph(self) -> bool:
-        """Returns whether the forward pass is one compiled graph, and so is the backward pass."""
+        """Returns whether the forward pass and the backward pass are each one compiled graph."""
         return self.stack.whole_graph and self.plan.compiles_layers and not self.breaks_graphs
 
     @property
@@ -133,7 +133,7 @@ class PlanKernels:
 
     @property
     def loss_style(self) -> NormStyle:
-        """Returns the style of the loss, which some stacks leave out of what they compile."""
+        """Returns the style of the loss. Some stacks don't compile the loss."""
         compiled = self.plan.compile and self.plan.compile_loss and self.stack.compiles_loss and self.stack.inductor
         return "compiled" if compiled else self.stack.loss
 

@@ -106,7 +106,7 @@ def _laurel_sum(section: Section, x: str, y: str) -> None:
 def _layer_input(section: Section, x: str, y: str) -> None:
     """Writes the branch that gates the layer's own input by `x`; every tensor-parallel rank has its weights whole.
 
-    Of several streams the first one gates it, and the others take what the branch gives.
+    Of several streams the first one gates it. The branch's output is added to the others.
     """
     kernels, s = section.kernels, section.kernels.shapes
     width, style, streams = kernels.model.layer_input, kernels.stack.activation, kernels.model.streams
@@ -129,7 +129,9 @@ def _layer_input(section: Section, x: str, y: str) -> None:
 
 
 def _half(section: Section, stream: str, half: int) -> str:
-    """Writes the norms and the mixer or the feed-forward of a layer; returns the name of what it adds to `stream`."""
+    """Writes the norms and the mixer or the feed-forward of a layer. Returns the name of the tensor to add to
+    `stream`.
+    """
     read, block = before_half(section, stream, half), section.kernels.model.shared_block
     if block and half == ATTENTION:
         read = with_shared_block(section, block, read)
@@ -141,7 +143,7 @@ def _half(section: Section, stream: str, half: int) -> str:
 
 
 def _convolved(section: Section, branch: str, half: int) -> str:
-    """Writes the short convolution of what a half gives, if the layer has one; returns the name of its result."""
+    """Writes the short convolution of the output of a half, if the layer has one. Returns the name of the result."""
     kernels, s, y = section.kernels, section.kernels.shapes, f"{branch}.conv"
     if not kernels.model.conv_taps:
         return branch
@@ -195,7 +197,7 @@ def _normed_branch(section: Section, branch: str, half: int) -> str:
 
 
 def _mixer(section: Section, x: str) -> str:
-    """Writes the attention, the recurrence, or both side by side; returns the name of what they give."""
+    """Writes the attention, the recurrence, or both side by side. Returns the name of their output."""
     model = section.kernels.model
     if model.cross_attention == "instead":
         cross_attention(section, x, "attention.y", ATTENTION)
@@ -214,7 +216,7 @@ def _mixer(section: Section, x: str) -> str:
 
 
 def _feed_forward(section: Section, x: str) -> str:
-    """Writes the feed-forward, dense or of experts; returns the name of what it gives."""
+    """Writes the feed-forward, dense or of experts. Returns the name of its output."""
     (experts if section.kernels.model.moe else feed_forward)(section, x, "ffn.y", FFN)
     return "ffn.y"
 
@@ -234,8 +236,10 @@ def _parallel_halves(section: Section) -> None:
 
 
 def _shortcut(section: Section) -> None:
-    """Writes a layer with two attentions and two dense feed-forwards, whose experts read what the first feed-forward
-    reads and join behind the second one: all between runs beside the exchanges of tokens."""
+    """Writes a layer with two attentions, two dense feed-forwards and experts. The experts read the input of the first
+    feed-forward, and their output is added after the second one. All work between runs beside the exchanges of
+    tokens.
+    """
     after_half(section, "attention_residual", "x", _half(section, "x", ATTENTION), "first.h", ATTENTION)
     inside = _normed(section, "first.h", FFN)
     section.tape.rename("first.", ("first.h", inside))

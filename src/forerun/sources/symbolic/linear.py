@@ -249,7 +249,8 @@ class Section:
         return self._async_tp or self.kernels.stack.tp_forward_overlap
 
     def kept_input(self, x: str, elements: float) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
-        """Returns the tensors that a product keeps of its input `x` for its weight gradient, and what it makes for it.
+        """Returns the tensors that a product keeps of its input `x` for its weight gradient, and the tensors that it
+        makes for this.
 
         That is `x`, or its cast to fp8 where the stack keeps casts, or nothing where the backward pass computes `x`
         anew. A cast that another product has made is not made again; a new one is returned as (name, bytes). `x` has

@@ -37,7 +37,9 @@ class Share(NamedTuple):
 
 
 def matrices_of(plan: Plan) -> OfMatrices | None:
-    """Returns what the plan's optimizer does with matrices of their own; None where it takes them as elements."""
+    """Returns the work of the plan's optimizer on whole matrices. Returns None if it updates them element by
+    element.
+    """
     own = optimizer(plan.optimizer).matrices
     flat = own is not None and own.at_zero == "flat" and plan.gathers_updates
     return None if flat else own

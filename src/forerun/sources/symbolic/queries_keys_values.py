@@ -216,8 +216,8 @@ def _norms_values(section: Section) -> bool:
 def _narrow_norm(stack: Stack) -> NormStyle:
     """Returns the style of norms over a head, whose rows are short.
 
-    ATen's kernel gives each row to a block of threads of which most then idle, so that it gains nothing over one kernel
-    for each operation (pytorch/pytorch pull request 150576: slower "in the narrow case").
+    ATen's kernel gives each row to a block of threads, and most of these threads idle. So it is no faster than one
+    kernel for each operation (pytorch/pytorch pull request 150576: slower "in the narrow case").
     """
     return "composed" if stack.norm == "aten" else stack.norm
 

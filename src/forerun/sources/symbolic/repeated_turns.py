@@ -72,7 +72,7 @@ def _ordered(turns: tuple[Turn, ...]) -> OrderedTurns:
 
 
 class _Repeated(NamedTuple):
-    """The steps of a turn, and what they change."""
+    """The steps of a turn, and their changes of the state."""
 
     blocks: list[int]
     places: list[int]
@@ -142,6 +142,6 @@ class RepeatedTurns:
         self._known[self._state][alike] = _Repeated(steps.block[start:], places, steps.layer[start:], *changes)
 
     def _state_of(self, steps: Steps) -> _State:
-        """Returns what the next steps depend on, beside their turn."""
+        """Returns the state that the next steps depend on, except their turn."""
         ahead, turn = steps.gathers - steps.opens, steps.gathers % self._depth
         return ahead, turn, steps.gathered, steps.reducing, len(steps.bucket)

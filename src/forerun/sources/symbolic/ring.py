@@ -52,7 +52,8 @@ class Piece:
 
 
 def far_piece(balance: str, seq: int) -> Piece:
-    """Returns what a rank computes against another rank's part under a causal mask; a part has `seq` tokens.
+    """Returns the attention of a rank against the keys of another rank's part under a causal mask. A part has `seq`
+    tokens.
 
     Without balance the last rank computes every pair of every part, while the ranks together compute half of the pairs.
     """
@@ -64,7 +65,7 @@ def far_piece(balance: str, seq: int) -> Piece:
 
 
 def gathered_piece(balance: str, cp: int, seq: int) -> Piece:
-    """Returns what a rank computes against all keys at once under a causal mask; a part has `seq` tokens.
+    """Returns the attention of a rank against all keys at once under a causal mask. A part has `seq` tokens.
 
     Without balance the last rank attends to all keys but the later ones of its own part.
     """

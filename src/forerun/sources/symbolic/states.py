@@ -76,7 +76,7 @@ class Update:
 
 
 def update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
-    """Returns what the optimizer of `plan` moves for elements that it updates one by one.
+    """Returns the memory traffic of the optimizer of `plan` for elements that it updates one by one.
 
     A gradient has `gradient_bytes` bytes an element.
     """
@@ -92,7 +92,7 @@ def update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
 
 
 def least_update_of(plan: Plans, stack: Stack, gradient_bytes: Column) -> Update:
-    """Returns no more than what the optimizer of `plan` moves for an element, whether of a matrix or not."""
+    """Returns a lower bound of the memory traffic of the optimizer of `plan` for an element of any parameter."""
     each = update_of(plan, stack, gradient_bytes)
     master = where(rules.weight_bytes(plan) == 2, _FP32, rules.element_bytes(plan.master_dtype))
     return Update(

@@ -60,7 +60,7 @@ class Part:
     unit: Unit
     layer: int
     gathered_bytes: int
-    """bytes of its gathered parameters"""
+    """bytes of its unsharded parameters"""
     gradients: int
     """elements of its gradients"""
     forward: int

@@ -38,7 +38,9 @@ def _mixed(
 
 
 def before_layer(section: Section, x: str, module: int) -> str:
-    """Writes what a layer does with the streams before its first half; returns the name of what its halves read."""
+    """Writes the work of a layer on the streams before its first half. Returns the name of the tensor that its halves
+    read.
+    """
     streams = section.kernels.model.streams
     if streams is None or streams.rule != "altup":
         return x
@@ -53,7 +55,7 @@ def before_layer(section: Section, x: str, module: int) -> str:
 
 
 def after_layer(section: Section, predicted: str, stream: str, y: str, module: int) -> None:
-    """Writes how the streams follow from what the layer's halves made of the first one."""
+    """Writes the update of all streams from the output of the layer's halves for the first stream."""
     streams = section.kernels.model.streams
     assert streams is not None
     coefficients = _altup_router(section, streams, stream, "altup.correct", streams.count, module)
@@ -78,7 +80,7 @@ def _altup_router(section: Section, streams: StreamsSpec, x: str, name: str, wid
 
 
 def before_half(section: Section, x: str, module: int) -> str:
-    """Writes what a half does to read one tensor of the streams; returns its name."""
+    """Writes the work that a half needs to read one tensor from the streams. Returns the name of the tensor."""
     streams = section.kernels.model.streams
     if streams is None or streams.rule == "altup":
         return x
@@ -119,7 +121,7 @@ def after_half(section: Section, name: str, x: str, branch: str, y: str, module:
 
 
 def opened(section: Section, x: str, module: int) -> None:
-    """Writes all streams from the embedding `x`, of which AltUp projects and rescales all but the first."""
+    """Writes all streams from the embedding `x`. AltUp projects and rescales all but the first."""
     streams = section.kernels.model.streams
     if streams is None:
         return

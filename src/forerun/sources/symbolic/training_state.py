@@ -180,7 +180,7 @@ def _peak_of_sharding(pairs: list[tuple[int, int]], whole: int) -> int:
 
 
 def _gathered(kernels: PlanKernels, size: int, ranks: int) -> int:
-    """Returns the bytes of a gathered parameter in the dtype of its use, and of the cast of its shard."""
+    """Returns the bytes of a unsharded parameter in the dtype of its use, and of the cast of its shard."""
     cast = (
         _block(sharded(size, ranks) * kernels.weight_bytes)
         if kernels.weight_bytes != DTYPE_BYTES[kernels.plan.master_dtype]

@@ -57,7 +57,9 @@ class Sizes:
 def unfused_flex(
     kernels: TransformerKernels, sizes: Sizes, reads: tuple[str, ...], made: tuple[tuple[str, int], ...], module: int
 ) -> TapeOp:
-    """Returns the operation from `reads` (queries, keys, values) to the tensors `made`, all of which backward needs."""
+    """Returns the operation from `reads` (queries, keys, values) to the tensors `made`. The backward pass needs all of
+    them.
+    """
     there, back = _forward(kernels, sizes), _backward(kernels, sizes)
     return TapeOp(
         "attention.kernel",

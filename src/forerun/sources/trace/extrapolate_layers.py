@@ -113,8 +113,9 @@ class LayerExtrapolation:
     # -- the deep recording ----------------------------------------------------------------------------------------
 
     def recording(self, n: int) -> tuple[Recording, list[range]]:
-        """Returns the recording with `n` layers more than the first of the three, and the ranges of its added layers:
-        from their first node to the one after their last, in steps of one layer."""
+        """Returns the recording with `n` layers more than the first of the three, and the ranges of its added layers. A
+        range goes from the first added node to the one after the last, in steps of one layer.
+        """
         node, layer, added = self._expand(n)
         base = self.z.recording
         rows, op = self._ops(node, n)
@@ -200,7 +201,9 @@ class LayerExtrapolation:
         return ptr, found[order].astype(np.int32)
 
     def _distance_slopes(self, waits: Sequence[Waits]) -> tuple[list[list[int]], list[list[int]]]:
-        """Returns how the distances of `waits` inside added layers grow with the depth and with the layer's number."""
+        """Returns the growth of the distances of `waits` inside added layers with the depth, and with the layer's
+        number.
+        """
         by_depth, by_layer = ([[0] * len(row) for row in waits] for _ in range(2))
         for run in self.runs:
             _, j, k = (start + run.common for start in run.first)
@@ -241,7 +244,7 @@ class _NotLinear(Exception):
 
 
 def _difference(nodes: Sequence[Node]) -> str:
-    """Returns what differs first between nodes that should be equal."""
+    """Returns the first difference between nodes that should be equal."""
     told = {"row": "the operation", "place": "the stream, phase or peer", "waits": "what is waited for"}
     for name, text in told.items():
         if len({getattr(node, name) for node in nodes}) > 1:

@@ -1,4 +1,4 @@
-"""Ends what a traced run leaves behind when the process that asked for it is killed and can't clean up itself.
+"""Ends the processes of a traced run if the process that started the run is killed and can't clean up itself.
 
 A guardian is a small process with one end of a pipe; the kernel closes the other end however the asking process ends.
 """

@@ -140,11 +140,11 @@ def release(version: str) -> tuple[int, int]:
     """Returns major and minor number of a version of torch, such as '2.9' or '2.13.0+cpu'.
 
     Raises:
-        ForerunError: it is no version.
+        ForerunError: it is not a version.
     """
     found = _RELEASE.match(version)
     if found is None:
-        raise ForerunError(f"{version!r} is no release of torch; give one such as 2.9")
+        raise ForerunError(f"{version!r} is not a release of torch; give one such as 2.9")
     return int(found[1]), int(found[2])
 
 

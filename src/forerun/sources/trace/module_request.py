@@ -52,7 +52,7 @@ class ModuleRequest:
         return any(self.folder.glob("repeats-*.json"))
 
     def repeats(self) -> int:
-        """Returns how often layers repeat in the whole model (in each stage of a pipeline).
+        """Returns the number of times that layers repeat in the whole model (in each stage of a pipeline).
 
         Raises:
             ForerunError: ranks say different numbers.

@@ -1,4 +1,4 @@
-"""Finds the process groups of data parallelism by what a step did with them."""
+"""Finds the process groups of data parallelism by the collectives that a step ran on them."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def load_recording(path: str | Path) -> Recording:
     """Reads what `save_recording` wrote; nothing in the file is executed.
 
     Raises:
-        ForerunError: the file can't be read, is no recording, or is damaged.
+        ForerunError: the file can't be read, is not a recording, or is damaged.
     """
     header, stored = read_arrays(path, "a recording")
     if header.get("format") != FORMAT or header.get("version") not in range(1, VERSION + 1):

@@ -1,4 +1,4 @@
-"""Finds out what a traced process did when it died, and ends the processes that it leaves behind."""
+"""Finds the place in the program at which a traced process died, and ends the processes that it leaves behind."""
 
 from __future__ import annotations
 

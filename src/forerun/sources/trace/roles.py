@@ -131,7 +131,9 @@ class Groups:
         return self._known[key]
 
     def border(self, rank: int, peer: int, borders: int) -> int:
-        """Returns the entry of the two ends of a transfer between pipeline stages, of which the run has `borders`."""
+        """Returns the entry of the two ends of a transfer between pipeline stages. The run has `borders` such
+        transfers.
+        """
         ends = sorted((rank, peer))
         group = CommGroup.of_ranks("pp", ends, self._node_size, borders)
         return self._entry("", -1, group, ends)

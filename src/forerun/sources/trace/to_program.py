@@ -265,7 +265,9 @@ def _meta(roles: Roles, groups: Groups, compiled: list[int], notes: list[str]) -
 
 
 def _of_all_ranks(roles: Roles, key: str, copies: int | None) -> int | None:
-    """Returns a figure of a step over all ranks, of which `copies` have different data; None where it is not known."""
+    """Returns a figure of a step over all ranks. `copies` is the number of ranks with different data. Returns None if
+    the figure is unknown.
+    """
     figure = next((one.meta[key] for one in roles.recordings if one.meta.get(key)), None)
     return int(figure) * int(copies) if figure and copies else None
 

@@ -190,7 +190,9 @@ class _Builder:
     # -- purposes ----------------------------------------------------------------------------------------------
 
     def _purposes(self, track: I32, n_tracks: int, known: dict[int, Track], ptr: I64, pred: I32) -> tuple[Track, ...]:
-        """Returns the purpose of each track. A track of kernels serves what waits for it, or what it waits for."""
+        """Returns the purpose of each track. A track of kernels has the purpose of the track that waits for it, or else
+        of the track that it waits for.
+        """
         one = self.recording
         known = {0: Track(Stream.COMPUTE), **known}
         idle = one.ops.is_delay[one.op] & (one.sync == 1) & (one.stream != COMPUTE_STREAM)
@@ -207,7 +209,7 @@ class _Builder:
         return tuple(known[number] for number in range(n_tracks))
 
     def _own_purpose(self, nodes: I64) -> Track | None:
-        """Returns the purpose of a track by what it mostly communicates."""
+        """Returns the purpose of a track by the group of most of its communication."""
         one = self.recording
         talk = nodes[self.is_collective[nodes]]
         if len(talk):

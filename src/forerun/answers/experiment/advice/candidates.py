@@ -163,7 +163,7 @@ def _states(request: Request, fits: bool) -> Iterator[Candidate | None]:
             title = f"{_SHARDING[stage]} and full activation checkpointing"
             yield of_plan(request, "sharding", title, {**fields, "activation_checkpointing": "full"})
     if plan.shards_parameters:
-        title = "keep gathered parameters until the backward pass"
+        title = "keep unsharded parameters until the backward pass"
         yield of_plan(request, "sharding", title, {"reshard_after_forward": "never"})
     if plan.offload != "none" or plan.activation_offload:
         title = "keep everything in the GPU's memory"

@@ -253,7 +253,7 @@ def _of_file(file: str | dict[str, Any], place: str) -> Network:
 def read_pattern(given: Any, place: str) -> CommunicationPattern | None:
     """Returns the pattern that communication_pattern means; None for NCCL's own choice.
 
-    Raises ForerunError for an unknown name or option, or code of one's own that can't be run or is no pattern.
+    Raises ForerunError for an unknown name or option, or code of one's own that can't be run or is not a pattern.
     """
     with at(place):
         if isinstance(given, dict):

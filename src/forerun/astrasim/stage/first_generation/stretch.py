@@ -59,7 +59,7 @@ class _Insertion:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Says how the entries of a stretched list are made of those of the old list."""
+    """Describes how the entries of a stretched list follow from those of the old list."""
 
     source: I64
     """for each new entry: the old one"""

@@ -180,7 +180,7 @@ def feed_forward(sequence: str, gated: bool, positions: str = "Seq") -> Block:
 
 
 def expert() -> Block:
-    """Returns one expert on its share of the routed tokens, of which all experts get the same number."""
+    """Returns one expert on its share of the routed tokens. All experts get the same number."""
     share = "Seq*KExperts/(Experts*ep)"
     routed, mine = _routed(), tokens(f"{share}/(cp*tp)")
     block = Block()

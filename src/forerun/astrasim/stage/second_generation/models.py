@@ -81,7 +81,7 @@ def decoder(shape: Shape) -> Block:
 
 
 def pool_weights(block: Block, shards: Size) -> None:
-    """Puts the block's weights into one flat tensor, the bucket, of which each rank has 1 / `shards`.
+    """Puts the block's weights into one flat tensor, the bucket. Each rank has 1 / `shards` of it.
 
     The bucket is gathered before the forward and before the backward pass. Its gradient is assembled and then scattered
     or, with one shard, reduced.

@@ -202,7 +202,7 @@ class Topology(ABC):
         if self.n_devices * self.n_npus <= max(_WALK_TABLE, len(src)):
             first, link = _walk(self.next_link(), self._graph[0].dst, src, dst)
             if not len(first):
-                raise self.error("a route goes round in circles")
+                raise self.error("a route is a cycle")
             return Paths(first, link)
         return _paths(len(src), list(self._steps(src, dst)))
 
@@ -303,7 +303,7 @@ class Topology(ABC):
             away = at != dst[moving]
             moving, at = moving[away], at[away]
         if len(moving):
-            raise self.error("a route goes round in circles")
+            raise self.error("a route is a cycle")
 
     def _check_npus(self, npu: I32) -> None:
         bad = npu[(npu < 0) | (npu >= self.n_npus)]

@@ -33,7 +33,7 @@ def json_text(config: dict[str, Any]) -> str:
 
 
 def shape_lines(t: Translation) -> list[str]:
-    """Returns what the user's script has to build, as its environment says, and remarks that it must."""
+    """Returns the environment of the user's script, which says what the script must build, and adds a remark on it."""
     t.remark(f"your script builds the model ({model_words(t.model)}) and reads SEQ_LEN")
     return [f"export SEQ_LEN={t.give('seq_len')}"]
 

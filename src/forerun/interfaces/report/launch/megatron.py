@@ -127,7 +127,7 @@ def _data_parallel(t: Translation) -> list[str]:
         lines += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {strategy}"]
         lines += ["--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]
         if plan.reshard_after_forward != "default" and t.open("reshard_after_forward"):
-            t.note("reshard_after_forward", "Megatron-FSDP frees gathered parameters after each use")
+            t.note("reshard_after_forward", "Megatron-FSDP frees unsharded parameters after each use")
         t.implied_if(plan.prefetch == 1, "prefetch", "see --suggested-communication-unit-size")
     t.implied("reshard_after_forward", "prefetch")
     if t.give("ddp_bucket_mib"):

@@ -21,7 +21,7 @@ def nodes_of(world: int, node_size: int) -> tuple[int, int]:
 
 
 def remark_nodes(t: Translation, nodes: int) -> None:
-    """Says how several nodes find each other."""
+    """Adds a remark on how several nodes find each other."""
     if nodes > 1:
         t.remark("launch.sh runs on every node; MASTER_ADDR is the first node's address, NODE_RANK counts from 0")
 
@@ -29,7 +29,7 @@ def remark_nodes(t: Translation, nodes: int) -> None:
 def script(t: Translation, words: Sequence[str], lines: Sequence[str] = ()) -> str:
     """Returns a bash script that runs `lines`, then `words` under torchrun on every node.
 
-    The variables NNODES, GPUS_PER_NODE, NODE_RANK, MASTER_ADDR and MASTER_PORT replace what the plan says.
+    The variables NNODES, GPUS_PER_NODE, NODE_RANK, MASTER_ADDR and MASTER_PORT override the plan.
     """
     world = t.plan.world_size
     nodes, per_node = nodes_of(world, t.cluster.node_size)

@@ -116,6 +116,6 @@ def coarser_checkpointing(t: Translation) -> None:
     """Adds notes on selective policies that torchtitan lacks: whole layers are recomputed, which needs less memory."""
     plan = t.plan
     if plan.selective_policy == "params":
-        t.note("selective_policy", "FSDP's reshard policy frees gathered parameters; nothing else is recomputed")
+        t.note("selective_policy", "FSDP's reshard policy frees unsharded parameters; nothing else is recomputed")
     else:
         t.note("selective_policy", "torchtitan knows the policy op, or whole layers, which are recomputed here")

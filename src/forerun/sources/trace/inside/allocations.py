@@ -53,7 +53,7 @@ class Allocations:
         """The category of what is allocated from now on; -1 where later marks and phases tell."""
 
     def start(self) -> None:
-        """Starts a step: what is allocated now counts as allocated before it."""
+        """Starts a step. Tensors that exist now count as allocated before it."""
         self._rows = [storage.row for storage in self._storages.values() if storage.row is not None]
         for row in self._rows:
             row.alloc = -1

@@ -40,7 +40,9 @@ def install() -> None:
 
 
 def _kinds(mode: Any, func: Any, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
-    """Returns what decides the result of each tensor of the lists, or None where lists don't go tensor by tensor."""
+    """Returns the keys that determine the result for each tensor of the lists. Returns None if the operator does not
+    work tensor by tensor.
+    """
     if not isinstance(func, torch._ops.OpOverload) or not func._opname.startswith(_PREFIX):
         return None
     lists = [arg for arg in args if isinstance(arg, list | tuple)]

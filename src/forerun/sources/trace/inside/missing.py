@@ -23,9 +23,10 @@ def reason(error: BaseException) -> str:
 
 
 def _before(error: BaseException) -> str:
-    """Returns the error that the program handled when it raised `error`, as what cleans up after a failure may fail.
+    """Returns the error that the program handled when it raised `error`, because the code that cleans up after a
+    failure may fail too.
 
-    An error that its own `from` names as the reason says what it has to say.
+    An error that is raised `from` another one names its reason itself, so nothing is added.
     """
     first, seen = error, {id(error)}
     while first.__cause__ is None and not first.__suppress_context__ and first.__context__ is not None:

@@ -44,7 +44,7 @@ _CONSTRUCTORS = {"empty": _EMPTY, "zeros": _ZEROS, "ones": _ONES, "full": _FULL}
 
 @contextmanager
 def torchs_own_constructors() -> Iterator[None]:
-    """Takes back for a while what the program did to `torch.empty` and the like.
+    """Restores `torch.empty` and similar functions for a while, if the program has replaced them.
 
     Programs replace these functions while they build a model, to put it on a device. torch calls them itself to find
     the shapes of fake tensors, which it does not do with real ones.

@@ -3,7 +3,7 @@
 torch 2.13 counts how often each operator of a checkpointed region runs, and refuses a recomputation that runs one more
 often than the forward pass did. FSDP within the region, as of experts, gathers parameters in the one and finds them
 gathered in the other, so such a program ends with an error, on a GPU too (pytorch/torchtitan#3427). Older releases run
-again whatever the policy does not save, however often.
+every operator again that the policy does not save, however often.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _COUNTS_SINCE = (2, 13)
 
 def install(dynamo: str) -> None:
     """Makes recomputations run operators of which the forward pass saved nothing, if `dynamo` is a release before 2.13.
-    Else a recomputation that torch refuses ends the trace with what to do."""
+    Otherwise a recomputation that torch refuses ends the trace with an error that says what to change.
+    """
     checkpoint: Any = import_module("torch.utils.checkpoint")
     if not hasattr(checkpoint, "_RECOMPUTE"):  # This torch does not count.
         return

@@ -91,7 +91,7 @@ def _fake_parameters(mode: VirtualMode) -> None:
 
 @functools.cache
 def _fake_class(cls: Any) -> Any:
-    """Returns the class of fake parameters that have what a program's own class of parameters, `cls`, has."""
+    """Returns a class of fake parameters with the attributes of a program's own class of parameters, `cls`."""
     return type(cls)(cls.__name__, (FakeTensor, cls), {_CLASS: cls, "__module__": cls.__module__})
 
 

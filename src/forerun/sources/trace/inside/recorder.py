@@ -308,7 +308,7 @@ class Recorder:
 
 
 def _user_line() -> str:
-    """Returns file and line of the innermost frame that is neither torch's nor Forerun's."""
+    """Returns file and line of the innermost frame outside torch and Forerun."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename

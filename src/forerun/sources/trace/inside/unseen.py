@@ -1,4 +1,4 @@
-"""Decides what torch.compile sees of the tracer: nothing.
+"""Hides the tracer from torch.compile.
 
 Dynamo meets Python code in two ways, and neither must show it the tracer:
 
@@ -43,12 +43,14 @@ def is_own(code: CodeType) -> bool:
 
 
 def stands_in(code: CodeType) -> bool:
-    """Returns whether `code` is that of a stand-in: torch.compile skips its frame, but not what it calls."""
+    """Returns whether `code` belongs to a stand-in. torch.compile skips the frame of a stand-in, but not the functions
+    that it calls.
+    """
     return id(code) in _stand_ins
 
 
 def stand_in(original: Any, replacement: Any) -> Any:
-    """Returns a function that does what `replacement` does, and of which torch.compile captures `original` instead.
+    """Returns a function that runs `replacement`. torch.compile captures `original` in its place.
 
     Dynamo inlines Python functions only and knows everything else by name, so other callables are replaced as they are.
     """

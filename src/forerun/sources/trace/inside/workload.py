@@ -1,4 +1,4 @@
-"""Counts what a step trains on: the tokens that embeddings look up, and the samples that modules are given."""
+"""Counts the data of a step: the tokens that embeddings look up, and the samples that modules get."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _words(error: BaseException) -> str:
-    """Returns the part of a message of Dynamo's that says what is wrong, on one line."""
+    """Returns the part of Dynamo's message that describes the error, on one line."""
     text = " ".join(str(error).partition("\nfrom user code")[0].partition("Developer debug context")[0].split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} [...]"
 

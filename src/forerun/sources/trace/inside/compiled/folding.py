@@ -3,9 +3,9 @@ the time that two of each kind take.
 
 AOTAutograd captures a graph operator by operator, and its partitioner and Inductor's passes over the joint graph look
 at every node several times. For a graph with many equal blocks all of this runs on five blocks of them. The forward and
-backward graphs of all blocks follow from theirs (`replicate.py`), and AOTAutograd goes on with these: metadata,
-runtime wrappers and Inductor's last passes are those of the whole graph. What can't be told from five blocks is
-compiled whole, as without this module.
+backward graphs of all blocks follow from theirs (`replicate.py`), and AOTAutograd goes on with these: metadata, runtime
+wrappers and Inductor's last passes are those of the whole graph. If five blocks don't determine the result, the whole
+graph is compiled, as without this module.
 
 An optimizer does the same to every parameter (`lanes.py`). torch compiles a graph of two parameters of each kind, and
 the graph of all follows from what it makes of that (`widen.py`).
@@ -36,7 +36,7 @@ _Compile = Callable[[Any, Sequence[Any]], Any]
 
 
 class _Ended(BaseException):
-    """Ends the compilation of a short graph: what it shows is known, or it does not show it."""
+    """Ends the compilation of a short graph, because its result is known or can't be found."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Folding:
                 setattr(_aot, name, replacement)
 
     def compile(self, gm: Any, inputs: Sequence[Any], compile_fx: _Compile) -> Any:
-        """Returns what `compile_fx(gm, inputs)` returns, in less time where `gm` has many equal parts."""
+        """Returns the result of `compile_fx(gm, inputs)`, in less time if `gm` has many equal parts."""
         made = self._compiled_narrow(gm, inputs, compile_fx)
         if made is not None:
             return made

@@ -31,8 +31,7 @@ class CompiledGraph:
     freed.
 
     `donated` are the positions of arguments whose memory the graph may reuse. A `pooled` graph runs from a CUDA graph,
-    which keeps what it makes in a pool of its own. Each node needs its fake value in
-    `meta["val"]`.
+    which keeps its results in a private pool. Each node needs its fake value in `meta["val"]`.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Finds the lanes of a graph: what it computes for each parameter of an optimizer.
+"""Finds the lanes of a graph: the nodes that it computes for each parameter of an optimizer.
 
 A compiled optimizer step does the same to every parameter, whether operator by operator over lists of all of them
 (`_foreach_add`) or parameter by parameter. The nodes that one parameter alone needs are its *lane*: parameter,
-gradient, state, and all values made of them. An operator over lists belongs to no lane, nor does what all lanes share,
-such as a learning rate. Lanes of one *kind* do the same to tensors of the same sizes.
+gradient, state, and all values made of them. An operator over lists belongs to no lane. Values that all lanes share,
+such as a learning rate, belong to none either. Lanes of one *kind* do the same to tensors of the same sizes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def is_item(node: Node, of: Mapping[Node, int]) -> bool:
 
 
 def columns_of(node: Node) -> list[list[Any]]:
-    """Returns for each item what the lists of an operator over lists have for it.
+    """Returns the entries of the lists of an operator over lists, item by item.
 
     Raises:
         NotEqual: its lists differ in length, or it has none.
@@ -97,7 +97,7 @@ def find_lanes(graph: Graph, value_of: Callable[[Node], Any], sharing: bool) -> 
 
 
 def grouped(graph: Graph, value_of: Callable[[Node], Any], sharing: bool) -> dict[Node, Node]:
-    """Returns which nodes of a graph belong together: for each node of a lane the same one of the nodes of that lane.
+    """Maps each node of a lane to one node that stands for the lane.
 
     Raises:
         NotEqual: something reads several lanes, or a lane is returned.
@@ -109,15 +109,16 @@ def grouped(graph: Graph, value_of: Callable[[Node], Any], sharing: bool) -> dic
 
 @dataclass(eq=False)
 class Described:
-    """The nodes of a lane, in the order in which they are computed or first read, and what it does, by their numbers in
-    that order."""
+    """The nodes of a lane, in the order in which they are computed or first read, and a description of the lane that
+    uses their numbers in that order.
+    """
 
     nodes: list[Node] = field(default_factory=list)
     _does: list[Any] = field(default_factory=list)
 
     @property
     def does(self) -> tuple[Any, ...]:
-        """Returns what the lane does: equal for lanes of one kind."""
+        """Returns a description of the lane's work. Lanes of one kind have equal descriptions."""
         return tuple(self._does)
 
 
@@ -139,7 +140,7 @@ def _items_of(node: Node) -> Iterator[Node]:
 
 
 class _Groups:
-    """The nodes of a graph in groups of which none reads another one."""
+    """The nodes of a graph in groups. No group reads another one."""
 
     def __init__(self, graph: Graph, shared: Set[Node]) -> None:
         """`shared` are arguments that any group may read."""

@@ -78,8 +78,9 @@ class Repeats:
         return shorter, positions
 
     def modules(self, short: int, target: int) -> dict[str, Entry]:
-        """Returns what stands in the module stacks of block `target`, and of the blocks beside it, for each entry of
-        those of block `short` of the shortened graph and of the blocks beside that."""
+        """Maps entries of the module stacks of block `short` of the shortened graph to those of block `target` of the
+        whole graph. It also maps the entries of the neighbours of both blocks.
+        """
         found: dict[str, Entry] = {}
         for beside in (-1, 1, 0):
             if 0 <= short + beside < KEPT and 0 <= target + beside < self.count:
@@ -145,7 +146,7 @@ def _numbers(gm: GraphModule, nodes: Sequence[Node]) -> np.ndarray[Any, np.dtype
 
 
 def signature(gm: GraphModule, node: Node) -> str:
-    """Returns what a node does, without the nodes that it reads."""
+    """Returns a description of a node's work, without the nodes that it reads."""
     what: Any = node.target if node.op != "placeholder" else ""
     if node.op == "get_attr":
         value = attribute(gm, str(node.target))
@@ -221,7 +222,7 @@ def _longest_run(equal: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[int, int]:
 
 
 def _owned(nodes: Sequence[Node], start: int, period: int, count: int) -> dict[Node, tuple[int, int]]:
-    """Returns the arguments that belong to one block each.
+    """Returns the arguments that each belong to one block.
 
     Raises:
         NotEqual: a block reads other things than its neighbours do, or something else reads what is inside a block.

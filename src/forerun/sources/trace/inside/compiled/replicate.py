@@ -2,7 +2,7 @@
 
 Every node of the short graph belongs to one of the five blocks or to none (`Blocks`). The nodes of the second block and
 those of the third have to be alike, node by node. Then the blocks between them in the long graph are alike too, and are
-copies. What the first and the last blocks have of their own (beginning, end, what is computed once) is in the short
+copies. Nodes of the first and the last blocks alone (beginning, end, values that are computed once) are in the short
 graph already.
 """
 
@@ -34,11 +34,11 @@ _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 
 class Blocks:
-    """The block of each node of a short graph, by what the node reads.
+    """The block of each node of a short graph, by the nodes that it reads.
 
-    A forward node belongs to the last block of which it reads something, a backward node to the first one. What reads
-    nothing of a block belongs to none, or, with `constants`, to the block that reads it, if only one does: each block
-    may have constants of its own, or beginning and end may be read by one block alone.
+    A forward node belongs to the last block that it reads from, a backward node to the first one. A node that reads
+    nothing from a block belongs to none. With `constants` it belongs to the block that reads it, if only one does: a
+    block may have its own constants, or one block alone may read the beginning or the end.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ def spread(
 
 
 def _at(block: int, count: int) -> int:
-    """Returns where a block of the short graph is in a graph of `count` blocks."""
+    """Returns the number that a block of the short graph has in a graph of `count` blocks."""
     return block if block < FIRST else count - KEPT + block
 
 
@@ -163,7 +163,7 @@ def _closed(inner: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _rows(part: Sequence[tuple[int, int]], count: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Yields for each place of a part what is there in a graph of `count` blocks: pairs of a block and a number.
+    """Yields the item at each place of a part in a graph of `count` blocks, as a pair of a block and a number.
 
     Once the second one of both blocks has begun, its items and the last ones of the first block alternate in some way.
     Any two blocks that follow each other alternate in the same way.
@@ -232,7 +232,7 @@ class Long:
         return made
 
     def _read(self, reader: Node, source: Node) -> Node:
-        """Returns what the copy of a node of the short graph reads in the place of `source`."""
+        """Returns the node that the copy of a node of the short graph reads in place of `source`."""
         here, there = self.blocks.of.get(reader), self.blocks.of.get(source)
         if here is None or there is None or here == there or {here, there} != set(INNER):
             if (
@@ -288,7 +288,9 @@ class Long:
                     values.owner(node.meta["val"], place, other.meta["val"])
 
     def moved(self, node: Node, number: int) -> dict[str, Any]:
-        """Returns what is noted in a node of an inner block, for block `number`: its modules are those of that one."""
+        """Returns the metadata of a node of an inner block for its copy in block `number`, with the modules of that
+        block.
+        """
         entries = self._modules(self.blocks.of[node], number)
         moved = copy.copy(node.meta)
         for name in _STACKS:

@@ -99,7 +99,7 @@ def _narrowed(gm: GraphModule, sharing: bool) -> Narrow | None:
 
 
 def _columns(node: Node, of: Mapping[Node, int]) -> dict[int, list[Any]]:
-    """Returns what the lists of an operator have for each lane."""
+    """Returns the entries of the lists of an operator for each lane."""
     return {next(of[n] for n in column if isinstance(n, Node)): column for column in columns_of(node)}
 
 
@@ -114,7 +114,7 @@ def _over_lists(graph: Graph, node: Node, columns: Sequence[Sequence[Any]], made
 
 
 def _arguments(gm: GraphModule) -> list[Node]:
-    """Returns the nodes of which AOTAutograd makes the arguments of a graph: parameters, buffers, inputs."""
+    """Returns the nodes that AOTAutograd turns into the arguments of a graph: parameters, buffers, inputs."""
     read = {str(node.target): node for node in gm.graph.nodes if node.op == "get_attr"}
     named = (*gm.named_parameters(remove_duplicate=False), *gm.named_buffers(remove_duplicate=False))
     return [read[name] for name, _ in named if name in read] + _inputs(gm.graph)
@@ -132,7 +132,7 @@ class Widened:
     """The compiled graph of all lanes. A lane that is not in the short graph is a copy of the first one of its kind."""
 
     def __init__(self, compiled: GraphModule, narrow: Narrow) -> None:
-        """`compiled` is what torch made of the short graph.
+        """`compiled` is torch's result for the short graph.
 
         Raises:
             NotEqual: it does not tell the whole graph.

@@ -1,4 +1,4 @@
-"""Answers the package `kernels`, by which programs download compiled kernels, with what is known of them."""
+"""Stands for the package `kernels`, with which programs download compiled kernels. It returns known kernels instead."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def install(mode: VirtualMode) -> None:
 
 
 class _Slice:
-    """Part of a storage on the device: `storage[a:b]`, of which a tensor can be made with `set_`."""
+    """Part of a storage on the device: `storage[a:b]`. `set_` makes a tensor from it."""
 
     def __init__(self, storage: Any, device: torch.device, start: int, stop: int) -> None:
         self.storage, self.device, self.start, self._stop = storage, device, start, stop

@@ -1,7 +1,7 @@
 """Records the CUDA kernels that a program compiles itself with NVRTC (`torch.cuda._compile_kernel`).
 
 Nothing is compiled. The parameters of a kernel come from its source: pointers to `const` are read, other pointers are
-written too. A launch costs what a rule of `forerun.kernels` says, or else its bytes.
+written too. A rule of `forerun.kernels` gives the cost of a launch. Without a rule the cost follows from its bytes.
 """
 
 from __future__ import annotations

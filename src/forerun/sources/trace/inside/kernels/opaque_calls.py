@@ -20,7 +20,7 @@ class Launches:
         self.mode, self.recorder = mode, recorder
 
     def launch(self, rule: Rule | None, name: str, given: Mapping[str, Any], written: Sequence[str]) -> None:
-        """Records one launch with the named arguments `given`, of which it writes to those in `written`."""
+        """Records one launch with the named arguments `given`. The launch writes to those in `written`."""
         recorder = self.recorder
         stored = tensors_in(given[key] for key in written if key in given)
         if recorder.recording and not recorder.paused:

@@ -58,14 +58,16 @@ def _square(flops: float) -> Gemm[int]:
 
 
 def cost_of(rule: Rule, given: Mapping[str, Any]) -> Cost:
-    """Returns what a call with the arguments `given` costs; its bytes where the rule does not say."""
+    """Returns the cost of a call with the arguments `given`. The bytes of the arguments replace missing figures of the
+    rule.
+    """
     if rule.of_cost is None:
         return Cost()
     return _checked(rule, with_named(rule.of_cost, given))
 
 
 def cost_of_call(rule: Rule, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cost:
-    """Returns what a call with these arguments in order costs."""
+    """Returns the cost of a call with these arguments in order."""
     return Cost() if rule.of_cost is None else _checked(rule, rule.of_cost(*args, **kwargs))
 
 

@@ -1,5 +1,6 @@
-"""Reads what the op rules need from tensors and operator schemas: bytes, dtype names, which arguments are read and
-written."""
+"""Reads facts for the op rules from tensors and operator schemas: bytes, names of dtypes, and which arguments an
+operator reads and writes.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +155,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Says how an operator uses its arguments according to its schema; made once per operator."""
+    """Describes how an operator uses its arguments according to its schema. It is made once per operator."""
 
     name: str
     """The name without namespace and overload."""

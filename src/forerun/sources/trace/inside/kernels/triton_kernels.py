@@ -1,8 +1,9 @@
 """Records the Triton kernels that a program launches itself, without compiling or tuning them.
 
-A launch reads every tensor that it is given and writes those that the kernel's source stores to. It costs what a rule
-of `forerun.kernels` says, or else its bytes, because what it computes is not known. The tensors that it writes have
-unknown values afterwards. Kernels inside torch.compile are operations of torch, whose bodies pass here too.
+A launch reads every tensor that it is given and writes those that the kernel's source stores to. A rule of
+`forerun.kernels` gives its cost. Without a rule its cost follows from its bytes, because its computation is unknown.
+The tensors that it writes have unknown values afterwards. Kernels inside torch.compile are operations of torch, whose
+bodies pass here too.
 
 Triton is patched when the program imports it.
 """

@@ -105,7 +105,7 @@ class _Exchange:
 
 
 def _by_expert(counts: torch.Tensor, size: int, n_local: int) -> torch.Tensor:
-    """Returns where each expert's tokens are among those that arrived, which are in order of ranks."""
+    """Returns the places of each expert's tokens among the arrived tokens, which are in the order of ranks."""
     expert = torch.arange(n_local, device=counts.device).repeat(size)
     return torch.argsort(torch.repeat_interleave(expert, counts), stable=True)
 

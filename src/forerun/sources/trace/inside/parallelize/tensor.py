@@ -195,7 +195,7 @@ class LocalTokens(ReplicatedWeights):
 
 
 def style_of(key: str, style: Any, plan: Plan, is_head: bool, note: Note) -> ParallelStyle | None:
-    """Returns PyTorch's style for `style`; None where there is nothing to do.
+    """Returns PyTorch's style for `style`. Returns None if there is nothing to do.
 
     Raises:
         ForerunError: it is neither a ParallelStyle nor a known word.

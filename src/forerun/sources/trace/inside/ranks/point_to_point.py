@@ -1,4 +1,4 @@
-"""The sends and receives of a process group: what each records, and how its data reaches the peer through the mailbox.
+"""The sends and receives of a process group: each records a node, and its data reaches the peer through the mailbox.
 
 The messages of a batch run on the group's stream; others have one stream per pair of ranks, unless the group is bound
 to a device (torch 2.13, ProcessGroupNCCL.cpp, `pointToPoint`, "eager initialization mode").

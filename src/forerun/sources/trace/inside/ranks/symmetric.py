@@ -31,7 +31,7 @@ def reduced(value: torch.Tensor, op: Any, size: int) -> Any:
 
 
 def own_chunk(value: Any, sizes: Sequence[int], rank: int, outputs: Sequence[int]) -> torch.Tensor:
-    """Returns what an all-to-all gives rank `rank` of `value`, cut into `sizes` along dim 0, where it expects
+    """Returns the result of an all-to-all on rank `rank`. `value` is cut into `sizes` along dim 0, and the rank expects
     `outputs`.
 
     Every peer sends this rank's own chunk, repeated or cut to the expected length.
@@ -75,7 +75,7 @@ class Values:
         outputs: Sequence[torch.Tensor],
         answer: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
     ) -> None:
-        """Fills `outputs` with what `answer` computes from the values of `inputs`, if all of these are known."""
+        """Fills `outputs` with the results of `answer` for the values of `inputs`, if all of these are known."""
         values = [self.of(t) for t in inputs]
         real = [v for v in values if v is not None]
         with _disable_current_modes(), torch.no_grad():

@@ -85,7 +85,7 @@ def checked(config: Any, flags: Sequence[str], what: str) -> list[str]:
     """Returns `flags` as torchtitan's command line reads them: `--section.key`, and `--section.no_key` for booleans.
 
     Raises:
-        ForerunError: a flag is no setting of `config`, a tree of dataclasses; the message names the nearest.
+        ForerunError: a flag is not a setting of `config`, a tree of dataclasses; the message names the nearest.
     """
     return [_checked(config, flag, what) if flag.startswith("--") else flag for flag in flags]
 

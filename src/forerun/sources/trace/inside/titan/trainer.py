@@ -23,10 +23,9 @@ _ADAPTERS = {"0.2": "forerun.sources.trace.inside.titan.flags", "0.3": _REGISTRY
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Trains what `arguments` (module, configuration, flags) name.
+    """Runs the training that `arguments` (module, configuration, flags) name.
 
-    Raises:
-        ForerunError: torchtitan lacks a package, or does not know what is named.
+    Raises: ForerunError: torchtitan lacks a package, or does not know a name.
     """
     module, config, *flags = arguments
     found = installed_version()

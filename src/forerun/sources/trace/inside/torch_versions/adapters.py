@@ -1,4 +1,4 @@
-"""Gives an older torch what it lacks of the internals that the tracer is written for.
+"""Gives an older torch the internals that it lacks and the tracer needs.
 
 The tracer is written for the newest release. There is one adapter for each range of older ones that differ from it; an
 adapter adds functions to torch under the names that newer releases have, and changes nothing that a newer one has. The

@@ -1,4 +1,4 @@
-"""Says which versions of torch can be traced. This module imports nothing of torch but its version."""
+"""Decides which versions of torch can be traced. This module imports nothing of torch but its version."""
 
 from __future__ import annotations
 
