@@ -163,7 +163,7 @@ class Run:
     def plot(self, folder: str | Path | None = None) -> Picture | list[Path]:
         """Returns the picture that says most; with `folder` writes all pictures there and returns their paths.
 
-        Raises ForerunError where matplotlib is not installed, or the files can't be written.
+        Raises ForerunError if matplotlib is not installed, or the files can't be written.
         """
         if folder is None:
             return result_picture(self.result)
@@ -201,7 +201,7 @@ class Study:
     def plot(self, folder: str | Path | None = None) -> Picture | list[Path]:
         """Returns the picture that says most; with `folder` writes all pictures there and returns their paths.
 
-        Raises ForerunError where matplotlib is not installed, or the files can't be written.
+        Raises ForerunError if matplotlib is not installed, or the files can't be written.
         """
         return result_picture(self.result) if folder is None else write_pictures(self.result, Path(folder))
 

@@ -27,7 +27,7 @@ from forerun.interfaces.report.page import write_page
 class Jobs:
     """Many jobs on one cluster, from the file that `forerun cluster` takes (docs/jobs.md).
 
-    Raises ForerunError where the file can't be read or the description is wrong.
+    Raises ForerunError if the file can't be read or the description is wrong.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -67,7 +67,7 @@ class Schedules(Shown):
         return shown_picture(heading(self.request), *schedules_plots(self.request, self.outcomes))
 
     def report(self, path: str | Path) -> None:
-        """Writes a page with figures and plots. Raises ForerunError where it can't be written."""
+        """Writes a page with figures and plots. Raises ForerunError if it can't be written."""
         write_page(path, schedules_document(self.request, self.outcomes))
 
     def _repr_html_(self) -> str:

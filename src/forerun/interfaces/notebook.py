@@ -63,14 +63,14 @@ def search_html(result: SearchResult) -> str:
 
 
 def search_picture(result: SearchResult) -> Picture:
-    """Returns time and memory of the plans. Raises ForerunError where none was simulated to its end."""
+    """Returns time and memory of the plans. Raises ForerunError if none was simulated to its end."""
     if not result.ranked:
         raise ForerunError(f"{result.model}: no plan fits, so there is nothing to draw; to_dataframe() says why")
     return shown_picture(f"{result.model} on {result.n_gpus:,} x {result.cluster}", plans_plot(result))
 
 
 def sweep_picture(sweep: Sweep) -> Picture:
-    """Returns a picture of the gain of more GPUs or larger batches. Raises ForerunError where no plan fits anywhere."""
+    """Returns a picture of the gain of more GPUs or larger batches. Raises ForerunError if no plan fits anywhere."""
     if sweep.best is None:
         raise ForerunError(f"{sweep.model}: no plan fits anywhere, so there is nothing to draw")
     title = f"{sweep.model} on {sweep.cluster}, best by {sweep.objective}"

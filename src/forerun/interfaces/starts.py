@@ -46,7 +46,7 @@ _WEEKS_DAYS = 30
 def start_of(question: Question) -> Start:
     """Returns the file for a question.
 
-    Raises UnknownName for a model, cluster or goal that is not known, and ForerunError where the GPUs do not fill whole
+    Raises UnknownName for a model, cluster or goal that is not known, and ForerunError if the GPUs do not fill whole
     nodes.
     """
     if question.goal not in GOALS:

@@ -112,7 +112,7 @@ class StepWatch:
 def hugging_face_callback(watch: StepWatch) -> Any:
     """Returns a callback for Hugging Face's Trainer: `Trainer(..., callbacks=[hugging_face_callback(watch)])`.
 
-    Only the first process of the run reports. Raises ForerunError where transformers is not installed.
+    Only the first process of the run reports. Raises ForerunError if transformers is not installed.
     """
     try:
         from transformers import TrainerCallback
@@ -133,7 +133,7 @@ def lightning_callback(watch: StepWatch) -> Any:
     """Returns a callback for Lightning: `Trainer(..., callbacks=[lightning_callback(watch)])`.
 
     A step of Lightning is a batch. The callback counts only batches that end with an optimizer step, in the first
-    process of the run. Raises ForerunError where Lightning is not installed.
+    process of the run. Raises ForerunError if Lightning is not installed.
     """
     try:
         from lightning.pytorch import Callback

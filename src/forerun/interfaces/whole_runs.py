@@ -23,7 +23,7 @@ from forerun.interfaces.report.whole_run import conditions, heading, run_rows, s
 class Run:
     """A training run of days or weeks, from a file, the name of an example, or a mapping with the keys of a file.
 
-    Raises ForerunError where the description is wrong.
+    Raises ForerunError if the description is wrong.
     """
 
     def __init__(self, source: str | Path | Mapping[str, Any]) -> None:
@@ -77,5 +77,5 @@ class SimulatedRuns(Shown):
         return document_html(whole_run_document(self.study, self.first()))
 
     def report(self, path: str | Path) -> None:
-        """Writes a page with the figures and plots. Raises ForerunError where it can't be written."""
+        """Writes a page with the figures and plots. Raises ForerunError if it can't be written."""
         write_page(path, whole_run_document(self.study, self.first()))

@@ -166,7 +166,7 @@ def ready_ps(flat: FlatProgram, timeline: Timeline, nodes: I64) -> I64:
 def _breakdown(nodes: Nodes, times: Times, counts: _Counts, joint: Mask, class_end: I64, has_pipeline: bool) -> I64:
     """Returns `breakdown_ps`, compiled.
 
-    `joint` (meetings,) tells the meetings of several kinds of GPUs; `class_end` (n_classes,) is in ps, and empty where
+    `joint` (meetings,) tells the meetings of several kinds of GPUs; `class_end` (n_classes,) is in ps, and empty if
     classes are programs of their own.
     """
     class_ptr, op, stream, meeting, end = nodes.class_ptr, nodes.op, nodes.stream, nodes.meeting, times.end

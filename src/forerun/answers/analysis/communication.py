@@ -35,7 +35,7 @@ class CollectiveTime:
     name: str
     """`all-reduce over data-parallel ranks (2 nodes x 8)`"""
     way: str
-    """algorithm and protocol that NCCL chooses; empty where several sizes choose different ones"""
+    """algorithm and protocol that NCCL chooses; empty if several sizes choose different ones"""
     count: int
     size_bytes: float
     waiting_s: float

@@ -34,7 +34,7 @@ class Coverage:
     """The share of kernel time in calibrated shapes."""
 
     share: float
-    """share of all kernel time, 0 to 1; 1 where no kernel takes time"""
+    """share of all kernel time, 0 to 1; 1 if no kernel takes time"""
     by_kind: dict[str, KindCoverage]
     """kind -> its coverage, for the kinds that take time"""
     outside: tuple[tuple[str, float], ...]

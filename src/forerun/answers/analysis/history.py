@@ -136,7 +136,7 @@ class History:
         return [dict(zip(COLUMNS, row, strict=True)) for row in self.rows()]
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Returns all rows with names as categories. Raises ForerunError where pandas is not installed."""
+        """Returns all rows with names as categories. Raises ForerunError if pandas is not installed."""
         try:
             import pandas
         except ImportError:

@@ -47,7 +47,7 @@ class LoopTime:
     step_time_s: float
     """seconds of a step without periodic work"""
     tokens_per_s_per_gpu: float | None
-    """at the mean step time; None where tokens are not known"""
+    """at the mean step time; None if tokens are not known"""
     checkpoint: CheckpointTimes | None
 
     @property

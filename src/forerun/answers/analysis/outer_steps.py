@@ -127,7 +127,7 @@ class OuterEffect:
     plain_step_s: float
     """the step in which all replicas sum their gradients, over the same links"""
     tokens_per_s: float | None
-    """of all replicas on average; None where tokens are not known"""
+    """of all replicas on average; None if tokens are not known"""
     sent_gib: float
     """GiB of a fragment that the fullest rank exchanges"""
     gpu_gib: float
@@ -146,7 +146,7 @@ class OuterEffect:
 def replica_of(setup: Setup, steps: OuterSteps) -> Setup:
     """Returns the setup of one replica alone.
 
-    Raises ForerunError where the plan has one replica only, or one that is not a whole number of nodes on a slow link.
+    Raises ForerunError if the plan has one replica only, or one that is not a whole number of nodes on a slow link.
     """
     plan, cluster = setup.plan, setup.cluster
     if plan.dp_replicate == 1:

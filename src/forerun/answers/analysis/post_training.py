@@ -80,7 +80,7 @@ def post_training_step(setup: Setup, update: Simulation, around: PostTraining) -
 
     A critic is trained under the same plan, without adapters or a reference model. It is taken with the head of a
     language model, so that its time is an upper limit. Raises ForerunError for a critic that the plan does not fit, and
-    ImpossiblePlan where a scoring pass can't run under the plan.
+    ImpossiblePlan if a scoring pass can't run under the plan.
     """
     plan, first = setup.plan, update.prediction
     generated = plan.tokens_per_step * around.generated_share

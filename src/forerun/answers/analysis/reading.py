@@ -102,7 +102,7 @@ class Simulation(Shown):
 
     @property
     def model_flops_per_token(self) -> float | None:
-        """Returns the model FLOPs of a token; None where FLOPs or tokens are not known."""
+        """Returns the model FLOPs of a token; None if FLOPs or tokens are not known."""
         subject = self.subject
         if subject.model_flops is None or subject.tokens_per_step is None:
             return None
@@ -225,9 +225,9 @@ class _Ran:
     """dense peak FLOP/s that MFU divides by"""
     peak_dtype: str
     missing: tuple[str, ...] | None
-    """ops that the user's measurements lack; None where no measurements were given"""
+    """ops that the user's measurements lack; None if no measurements were given"""
     devices: Sequence[Device]
-    """the device of each rank class; empty where all are the cluster's"""
+    """the device of each rank class; empty if all are the cluster's"""
 
     @cached_property
     def seconds(self) -> F64:

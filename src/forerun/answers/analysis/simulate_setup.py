@@ -33,7 +33,7 @@ class Prepared:
     costs: StepCosts
     subject: Subject
     devices: tuple[Device, ...] = ()
-    """the device of each rank class; empty where all are the cluster's"""
+    """the device of each rank class; empty if all are the cluster's"""
 
     def memory(self) -> MemoryNeed:
         """Returns the memory that the Program needs."""

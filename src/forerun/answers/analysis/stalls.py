@@ -183,7 +183,7 @@ def _events(block: Block) -> int:
 
 
 def _loss_group(program: Program) -> CommGroup | None:
-    """Returns the largest group of ranks whose losses differ; None where there is only one such rank."""
+    """Returns the largest group of ranks whose losses differ; None if there is only one such rank."""
     numbers = Origin.of(program).data_parallel
     if numbers is None:
         groups = [group for group in program.groups if group.axis == _ALL_DATA]

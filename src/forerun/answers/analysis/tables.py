@@ -26,7 +26,7 @@ class KernelTime:
     share: float
     """share of the step"""
     lines: tuple[str, ...] = ()
-    """file:line of the program that launches the kernels, the most frequent first; empty where the trace has none"""
+    """file:line of the program that launches the kernels, the most frequent first; empty if the trace has none"""
 
 
 @dataclass(frozen=True, slots=True)

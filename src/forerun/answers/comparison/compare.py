@@ -129,7 +129,7 @@ class Comparison:
 
     @property
     def measured_peak_gib(self) -> float | None:
-        """Returns the largest recorded sum of allocated memory; None where the profile has none."""
+        """Returns the largest recorded sum of allocated memory; None if the profile has none."""
         cls = self.imported.program.rank_classes[self.rank.run_class]
         size = int(np.sum(cls.resident_bytes))
         return size / GIB if size else None

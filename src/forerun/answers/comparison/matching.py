@@ -57,7 +57,7 @@ class Pair:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Returns the shape that all lines with a shape have; empty where they differ."""
+        """Returns the shape that all lines with a shape have; empty if they differ."""
         shapes = {line.shape for line in self.lines if line.shape}
         return shapes.pop() if len(shapes) == 1 else ()
 
@@ -94,7 +94,7 @@ class Pair:
         return measured, predicted
 
     def rate(self, side: Sequence[Line], amount: str) -> float | None:
-        """Returns FLOPs or bytes a second of one side; None where no time or amount is known."""
+        """Returns FLOPs or bytes a second of one side; None if no time or amount is known."""
         time_s, total = sum(line.time_s for line in side), sum(getattr(line, amount) for line in side)
         return total / time_s if time_s > 0 and total > 0 else None
 

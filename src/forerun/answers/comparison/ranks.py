@@ -121,7 +121,7 @@ def beside(run: MeasuredRun, simulation: Simulation) -> tuple[tuple[RankDifferen
 
 
 def _stated_classes(simulation: Simulation, world_size: int) -> tuple[int, ...] | None:
-    """Returns the rank class of each global rank of the prediction; None where it is of another size, or says none."""
+    """Returns the rank class of each global rank of the prediction; None if it is of another size, or says none."""
     classes, plan = simulation.program.rank_classes, simulation.subject.plan
     if simulation.subject.n_gpus != world_size:
         return None

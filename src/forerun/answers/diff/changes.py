@@ -109,7 +109,7 @@ class StepDiff:
 
     @property
     def growth(self) -> float | None:
-        """Returns the peak of allocated memory after over before, less 1; None where the program before says no
+        """Returns the peak of allocated memory after over before, less 1; None if the program before says no
         memory."""
         before = self.before.peak_allocated_gib
         return self.after.peak_allocated_gib / before - 1 if before else None

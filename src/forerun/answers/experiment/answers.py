@@ -23,7 +23,7 @@ class Answers:
     advice: tuple[Advice, ...]
     """each simulated; the largest gain first"""
     collectives: tuple[CollectiveTime, ...]
-    """what their times are made of; empty where NCCL on sound links does not set them"""
+    """what their times are made of; empty if NCCL on sound links does not set them"""
 
 
 def answers_of(result: RunResult) -> Answers:

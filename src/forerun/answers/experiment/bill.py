@@ -30,7 +30,7 @@ def bill_of(
     more; energy is that x PUE. Dollars are those of the GPUs, and of the energy where it has a price of its own.
 
     Args:
-        tokens: None where samples have no tokens.
+        tokens: None if samples have no tokens.
         busy_share: share of the time in which kernels run, mean over GPUs (`busy_share`); None: all of it.
     """
     setup, prices = request.setup, request.prices

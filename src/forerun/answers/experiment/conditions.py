@@ -69,7 +69,7 @@ class Conditions:
 
     @property
     def slowest_rank(self) -> int:
-        """Returns the first of the ranks with the largest factor; -1 where all are alike."""
+        """Returns the first of the ranks with the largest factor; -1 if all are alike."""
         worst = int(np.argmax(self.compute))
         return -1 if self.compute.min() == self.compute[worst] else worst
 

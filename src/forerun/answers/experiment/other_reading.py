@@ -39,7 +39,7 @@ class OtherReading:
 def other_reading(request: Request) -> OtherReading | None:
     """Simulates an undisturbed step with either reading.
 
-    None where the file states a unit or no bandwidth, or where nothing depends on it.
+    None if the file states a unit or no bandwidth, or where nothing depends on it.
     """
     given = exponent_number(request.given.get("hardware", {}).get(_KEY))
     if isinstance(given, bool) or not isinstance(given, (int, float)):

@@ -36,7 +36,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Bill:
-    """The cost of a run, in dollars; None where no price is known."""
+    """The cost of a run, in dollars; None if no price is known."""
 
     gpu_hours: float
     dollars: float | None
@@ -61,7 +61,7 @@ class RunResult(Shown):
     p99_s: float
     samples_per_s: float
     tokens_per_s: float | None
-    """None where samples have no tokens"""
+    """None if samples have no tokens"""
     bill: Bill
     notes: tuple[str, ...] = ()
     """what the figures leave out, one line each"""
@@ -89,7 +89,7 @@ class RunResult(Shown):
         return mean_breakdown_s(self.iterations)
 
     def summary(self) -> dict[str, Any]:
-        """Returns the figures of the run with their units in the keys; None where something is not known."""
+        """Returns the figures of the run with their units in the keys; None if something is not known."""
         prediction = self.prediction
         figures: dict[str, Any] = {
             "name": self.request.name,
@@ -176,7 +176,7 @@ class ScalingStudy(Shown):
     cause: str
     """which share of the step grew most up to there, in words; "" without a break-down"""
     best_by_time: int | None
-    """num_nodes with the most samples a second, of the scales that fit; None where none does"""
+    """num_nodes with the most samples a second, of the scales that fit; None if none does"""
     best_by_efficiency: int | None
     """the most nodes whose efficiency is not below the threshold"""
     best_by_cost: int | None

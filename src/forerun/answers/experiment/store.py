@@ -48,7 +48,7 @@ class Store(Generic[Point]):
             raise ForerunError(f"{self.folder}: can't be written: {error.strerror or error}") from None
 
     def known(self, key: str) -> Point | None:
-        """Returns the point of that digest; None where it is not there.
+        """Returns the point of that digest; None if it is not there.
 
         Raises ForerunError if the file can't be read, or holds something else.
         """
@@ -82,7 +82,7 @@ class Store(Generic[Point]):
 def workers_of(request: Request, workers: Workers) -> Workers:
     """Returns who simulates `request`: `workers`, or this process alone where functions of the user hear of events.
 
-    Raises ForerunError where Ray is asked for and such functions are there.
+    Raises ForerunError if Ray is asked for and such functions are there.
     """
     if not request.handlers:
         return workers

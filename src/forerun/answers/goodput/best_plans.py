@@ -42,7 +42,7 @@ class PlansOfRun:
     """The plans of the GPUs of a run. Fields that its file gives stay as they are, and a search varies the others."""
 
     def __init__(self, source: str, executor: str = "local", ray_address: str | None = None) -> None:
-        """Raises ForerunError where the file has no plan with a global batch, or as `load_run` does."""
+        """Raises ForerunError if the file has no plan with a global batch, or as `load_run` does."""
         self._data, self._place = described(source)
         self._entry = check(RunEntry, dict(self._data), self._place)
         self._executor, self._ray_address = executor, ray_address
@@ -62,7 +62,7 @@ class PlansOfRun:
         return frozenset(name for name, one in self._entry.slow.items() if one.factor is None)
 
     def check_one_step(self) -> None:
-        """Raises ForerunError where the time of the searched step does not tell how fast the run goes."""
+        """Raises ForerunError if the time of the searched step does not tell how fast the run goes."""
         given = {
             "schedule": bool(self._entry.schedule),
             "plan: compress_gradients": self._plan.compress_gradients is not None,

@@ -58,7 +58,7 @@ class PlannedStep:
         compression: str | None = None,
         outer_steps: str | None = None,
     ) -> PlannedStep:
-        """Returns the step of a plan with the cost of its checkpoints. Raises ForerunError where it can't run."""
+        """Returns the step of a plan with the cost of its checkpoints. Raises ForerunError if it can't run."""
         setup = Setup(load_model(model), complete_plan(fields, gpus, batch), cluster)
         if compression is not None and (how := of_text(compression)) is not None:
             setup = under_compression(setup, how)
@@ -125,7 +125,7 @@ class PlannedStep:
 
     @property
     def parts(self) -> int:
-        """Returns the number of sets of whole nodes that hold equal parts of the state; 1 where there are none."""
+        """Returns the number of sets of whole nodes that hold equal parts of the state; 1 if there are none."""
         plan, node_size = self.setup.plan, self.setup.cluster.node_size or self.setup.n_gpus
         unit = lcm(node_size, plan.tp * plan.cp * plan.pp)
         even = plan.dp_replicate == 1 and plan.dp_shard > 1 and self.setup.n_gpus % unit == 0
@@ -136,7 +136,7 @@ class PlannedStep:
         memory. Also returns the time of a step of the same batch on 1, 2 ... parts over the time on all parts. Entries
         below the smallest number have no meaning.
 
-        Raises ForerunError where too many steps would have to be predicted.
+        Raises ForerunError if too many steps would have to be predicted.
         """
         plan, found = self.setup.plan, [1.0]
         if parts - least > _MOST_REPLICAS:
@@ -154,7 +154,7 @@ class PlannedStep:
         return parts - len(found) + 1, (*[1.0] * (parts - len(found)), *reversed(found))
 
     def replica_factors(self, replicas: int) -> tuple[float, ...]:
-        """Returns the steps of the same batch on 1, 2 ... replicas over that on all; empty where none is predicted.
+        """Returns the steps of the same batch on 1, 2 ... replicas over that on all; empty if none is predicted.
 
         That is where the plan has as many whole copies (dp_replicate), and not too many of them.
         """

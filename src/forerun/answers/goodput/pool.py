@@ -50,7 +50,7 @@ class Pool:
 
     @property
     def next_return_s(self) -> float:
-        """Returns the time at which the next missing replica is back; infinite where none is missing."""
+        """Returns the time at which the next missing replica is back; infinite if none is missing."""
         return self._returns[0] if self._returns else inf
 
     def grow(self) -> None:

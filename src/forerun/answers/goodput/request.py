@@ -23,7 +23,7 @@ class FailureKind:
     """shape of the Weibull distribution of a component's lifetime; 1 is the exponential distribution"""
     scope: Scope = "node"
     nodes: int = 1
-    """nodes that leave the run at each failure; 0 where the same nodes start again"""
+    """nodes that leave the run at each failure; 0 if the same nodes start again"""
     repair_s: float = 86_400.0
     """seconds until the nodes are back among the spares"""
     hang_share: float = 0.0
@@ -146,7 +146,7 @@ class RunRequest:
     nodes: int
     phases: tuple[Phase, ...]
     save_every_s: float
-    """seconds of undisturbed steps between two saves; infinite where the run writes none"""
+    """seconds of undisturbed steps between two saves; infinite if the run writes none"""
     levels: tuple[CheckpointLevel, ...]
     recovery: Recovery
     failures: tuple[FailureKind, ...] = ()

@@ -22,7 +22,7 @@ class Saved:
     count: int = 1
 
     def latest(self, now_s: float, before_s: float) -> float | None:
-        """Returns the last step that was complete at `now_s` and began by `before_s`; None where there is none."""
+        """Returns the last step that was complete at `now_s` and began by `before_s`; None if there is none."""
         room_s = min(now_s - self.done_s, before_s - self.at_s)
         if room_s < 0.0:
             return None

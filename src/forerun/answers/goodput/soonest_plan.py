@@ -41,7 +41,7 @@ def soonest_plans(plans: PlansOfRun, study: Study) -> SoonestPlans:
         plans: the plans of the run's GPUs, whose step is all that tells how fast it goes (`check_one_step`).
         study: simulates a run, always under the same seeds.
 
-    Raises ForerunError where no plan can do the run, or as `search` does.
+    Raises ForerunError if no plan can do the run, or as `search` does.
     """
     found = _Soonest(plans, study)
     for plan in plans.fastest(_FIRST):

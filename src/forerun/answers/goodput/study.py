@@ -118,7 +118,7 @@ class RunStudy:
 
     @property
     def mttf_s(self) -> float:
-        """Returns the mean seconds from one failure to the next; infinite where nothing failed."""
+        """Returns the mean seconds from one failure to the next; infinite if nothing failed."""
         failures = sum(one.interruptions for one in self.outcomes)
         return sum(one.wall_s for one in self.outcomes) / failures if failures else inf
 
@@ -148,7 +148,7 @@ class RunStudy:
 
     @property
     def energy_mwh(self) -> float | None:
-        """Returns the mean energy of the GPUs of the run in MWh, at their power limit; None where that is unknown."""
+        """Returns the mean energy of the GPUs of the run in MWh, at their power limit; None if that is unknown."""
         power = self.request.gpu_power_w
         return None if power is None else power * self.request.gpus * self.wall_s.mean / 3.6e9
 

@@ -33,7 +33,7 @@ class Walks:
     """A context manager, on processes of this machine or on a Ray cluster. Without a store nothing is kept.
 
     The key of an outcome has all that it depends on, Forerun's own files too, so any studies may share a file. Raises
-    ForerunError where the file can't be read or written, or holds something else, and as `RayCluster` does.
+    ForerunError if the file can't be read or written, or holds something else, and as `RayCluster` does.
     """
 
     def __init__(

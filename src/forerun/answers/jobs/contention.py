@@ -48,7 +48,7 @@ class Running(Protocol):
 
     @property
     def traffic(self) -> Traffic | None:
-        """Returns its step; None where it sends nothing that is known."""
+        """Returns its step; None if it sends nothing that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class PlannedSteps:
 def scaling_of(elastic: ElasticEntry, gpus: int, place: str) -> Scaling:
     """Returns the scaling of a job, from its table of goodput or from Pollux's model of its step.
 
-    Raises ForerunError where the keys say neither, or nothing for the GPUs that the job asks for.
+    Raises ForerunError if the keys say neither, or nothing for the GPUs that the job asks for.
     """
     if elastic.sizes:
         raise ForerunError(f"{place}: sizes are for a job with a plan; give goodput by number of GPUs")

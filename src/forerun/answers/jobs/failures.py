@@ -55,7 +55,7 @@ class FailingNodes:
     """The nodes of a cluster over time: which are away for repair, and when the next one fails or comes back."""
 
     def __init__(self, failures: NodeFailures | None, nodes: int) -> None:
-        """`failures`: None where no node ever fails."""
+        """`failures`: None if no node ever fails."""
         self._repair_s = 0.0 if failures is None else failures.repair_s
         self._draws: Iterator[tuple[float, int]] = iter(()) if failures is None else failures.draw(nodes)
         self._next = next(self._draws, (inf, -1))
@@ -69,7 +69,7 @@ class FailingNodes:
 
     @property
     def next_repair_s(self) -> float:
-        """Returns when the next node comes back; infinite where none is away."""
+        """Returns when the next node comes back; infinite if none is away."""
         return self._away[0][0] if self._away else inf
 
     @property

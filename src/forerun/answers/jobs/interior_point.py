@@ -105,7 +105,7 @@ class Optimum:
 def maximised(gain: Vector, rows: Rows, limits: Vector) -> Vector:
     """Returns the x of at least 0 with the largest `gain @ x` of all with `rows @ x <= limits`.
 
-    Raises ForerunError where there is none, or none that is bounded.
+    Raises ForerunError if there is none, or none that is bounded.
     """
     return optimum(gain, rows, limits).x
 

@@ -12,7 +12,7 @@ from forerun.common.errors import ForerunError
 MOST_S = 100 * 365.25 * 86_400.0
 """seconds of the longest job that is simulated; failures never let much longer ones end"""
 Placement = tuple[tuple[int, int], ...]
-"""(node, GPUs on it) of a running job; empty where GPUs are only counted"""
+"""(node, GPUs on it) of a running job; empty if GPUs are only counted"""
 
 
 Pattern = Literal["ring", "hops", "direct"]
@@ -62,7 +62,7 @@ class Scaling:
         return self.speeds[self.sizes.index(gpus)]
 
     def traffic(self, gpus: int) -> Traffic | None:
-        """Returns its step on one of the sizes; None where it is not known."""
+        """Returns its step on one of the sizes; None if it is not known."""
         return self.steps[self.sizes.index(gpus)] if self.steps else None
 
     @property
@@ -102,7 +102,7 @@ class Progress:
     """A job in a simulation.
 
     `since_s` is when it last started, and None while it waits. Since `seen_s`, when it had run for `ran_s`, it goes on
-    at `pace`, which is 1 where no other job slows it. `on_rails` says whether it has the same GPUs of each
+    at `pace`, which is 1 if no other job slows it. `on_rails` says whether it has the same GPUs of each
     of its nodes.
     """
 
@@ -123,7 +123,7 @@ class Progress:
 
     @property
     def traffic(self) -> Traffic | None:
-        """Returns its step; None where it sends nothing that is known."""
+        """Returns its step; None if it sends nothing that is known."""
         return self.job.traffic
 
     def done_s(self, now_s: float) -> float:

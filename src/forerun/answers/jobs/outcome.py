@@ -109,7 +109,7 @@ class PolicyOutcome:
 
     @property
     def fairness(self) -> float:
-        """Returns Jain's index of the jobs' slowdowns (completion time over duration): 1 where all are slowed alike."""
+        """Returns Jain's index of the jobs' slowdowns (completion time over duration): 1 if all are slowed alike."""
         slowdowns = np.array([job.jct_s / job.job.duration_s for job in self.jobs])
         return float(slowdowns.sum() ** 2 / (len(slowdowns) * (slowdowns**2).sum()))
 

@@ -110,7 +110,7 @@ class InOrderPacked(InOrder):
 
     @staticmethod
     def _partner(demand: Demand, job: int, running: list[int], shares: Vector) -> int | None:
-        """Returns the job with which another one does most; None where that isn't worth it."""
+        """Returns the job with which another one does most; None if that isn't worth it."""
         best, most = None, _WORTH_PACKING
         for other in running:
             kind = int(shares[other].argmax())

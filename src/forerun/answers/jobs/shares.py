@@ -74,7 +74,7 @@ class Demand:
         return np.concatenate([self.gpus, self.gpus[self.pairs.jobs[:, 0]]])
 
     def together(self, one: int, other: int) -> Vector:
-        """Returns the steps a second of [member, kind] of two jobs on the same GPUs; 0 where they can't share."""
+        """Returns the steps a second of [member, kind] of two jobs on the same GPUs; 0 if they can't share."""
         unknown = np.zeros((2, len(self.workers)))
         return self.beside.get((self.types[one], self.types[other]), unknown) if self.types else unknown
 

@@ -34,7 +34,7 @@ class SteppedJob:
     submit_s: float
     steps: int
     rates: tuple[float, ...]
-    """steps a second on each kind of GPU, 0 where it can't run"""
+    """steps a second on each kind of GPU, 0 if it can't run"""
     weight: float = 1.0
     """how much more it should get than a job of weight 1"""
     group: str = ""

@@ -36,7 +36,7 @@ class NodesOfKinds:
         return Shape(nodes // under, under, self.per_node)
 
     def check(self, workers: Sequence[int], kinds: Sequence[str]) -> None:
-        """Raises UnknownName for a placement, and ForerunError where nodes have to be known and are not whole."""
+        """Raises UnknownName for a placement, and ForerunError if nodes have to be known and are not whole."""
         placer(self.placement, Shape(1, 1, 1))
         for name, given in (("failures", self.failures), ("network", self.network)):
             if given is not None and self.placement == COUNT:
@@ -93,10 +93,10 @@ class Nodes:
         return room
 
     def next_repair_s(self) -> float:
-        """Returns when the next node comes back; infinite where none is away."""
+        """Returns when the next node comes back; infinite if none is away."""
         return self._failing.next_repair_s
 
     def next_failure(self, until_s: float) -> Failure | None:
-        """Takes the next failure until a time, of a node that is not away; None where there is none."""
+        """Takes the next failure until a time, of a node that is not away; None if there is none."""
         failed = self._failing.fail(until_s)
         return None if failed is None else Failure(failed[0], *self._of_node[failed[1]])

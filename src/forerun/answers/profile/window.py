@@ -93,13 +93,13 @@ class Window:
 
     @cached_property
     def _places(self) -> I64:
-        """Returns the first row of every place in `traceEvents`, NONE where the window lacks it."""
+        """Returns the first row of every place in `traceEvents`, NONE if the window lacks it."""
         places = np.full(self.profile.n_events + 1, NONE, np.int64)
         places[self.index[::-1]] = np.arange(len(self) - 1, -1, -1)
         return places
 
     def rows_at(self, index: I64) -> I64:
-        """Returns the row of every place in `traceEvents`, NONE where the window lacks it or the place is NONE."""
+        """Returns the row of every place in `traceEvents`, NONE if the window lacks it or the place is NONE."""
         return np.where(index >= 0, self._places[np.maximum(index, 0)], NONE)
 
 
@@ -153,7 +153,7 @@ def _links(window: Window) -> I64:
 
 
 def last_with(keys: I64, wanted: I64) -> I64:
-    """Returns for every wanted key the last place at which `keys` has it, NONE where it does not."""
+    """Returns for every wanted key the last place at which `keys` has it, NONE if it does not."""
     if len(keys) == 0:
         return np.full(len(wanted), NONE, np.int64)
     order = np.argsort(keys, kind="stable")

@@ -38,7 +38,7 @@ class Choice:
     instead: Prediction
     """the plan with the usual value: the best of all, or, where only compilation differs, the best of its stack"""
     caution: str = ""
-    """why a search does not choose this unasked; empty where it was among the plans of the search"""
+    """why a search does not choose this unasked; empty if it was among the plans of the search"""
 
 
 def open_stacks(tool: str | None = None) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class Question:
         """Returns a digest of all inputs of an answer except the plan, including Forerun itself and the user's cost
         profile.
 
-        Raises ForerunError where the profile can't be read.
+        Raises ForerunError if the profile can't be read.
         """
         profile = load_profile(self.cluster.device.cost_profile)
         parts = [getattr(self, field.name) for field in fields(self)]

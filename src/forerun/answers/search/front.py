@@ -25,7 +25,7 @@ class Front:
     places: tuple[Prediction, ...]
     """the fastest first, which needs the most memory"""
     exact_below_s: float
-    """step time up to which the front is complete; infinite where the whole front is exact. Among slower plans, one
+    """step time up to which the front is complete; infinite if the whole front is exact. Among slower plans, one
     that was not simulated may need less memory"""
     simulated: int
     """number of plans that were simulated for the front beside those of the search"""

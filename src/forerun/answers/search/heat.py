@@ -67,7 +67,7 @@ class HeatMap:
     value: NDArray[np.float64]
     """seconds, or GiB with objective memory and for Known.TOO_LARGE; NaN for Known.NOTHING"""
     simulated: NDArray[np.float64]
-    """the best value of the plans that were simulated, NaN where none was or none fits"""
+    """the best value of the plans that were simulated, NaN if none was or none fits"""
     plans: NDArray[np.int64]
     """number of possible plans of each cell"""
 

@@ -61,7 +61,7 @@ def _varied(result: SearchResult) -> frozenset[str]:
 
 
 def _code(result: SearchResult, name: str, plan: Plan) -> int:
-    """Returns the code of the plan's own value; -1 where no plan of the search has it."""
+    """Returns the code of the plan's own value; -1 if no plan of the search has it."""
     table = result.outcome.table
     values = list(table.meshes.values[name] if name in table.meshes.codes else table.variants.values[name])
     return values.index(getattr(plan, name)) if getattr(plan, name) in values else -1

@@ -22,7 +22,7 @@ def all_orders() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An order of a mesh with the places of its groups; None where the order can't place expert parallelism."""
+    """An order of a mesh with the places of its groups; None if the order can't place expert parallelism."""
 
     order: str
     groups: Groups | None

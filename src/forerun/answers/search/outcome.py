@@ -45,7 +45,7 @@ class TooLarge:
     reason: str
     """`needs 93.2 GiB at stage 0, 79.1 available: activation 61.0`"""
     prediction: Prediction | None
-    """None where the plan was not run because it does not fit"""
+    """None if the plan was not run because it does not fit"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Outcome:
     """the possible plans that execute the same step as a plan of `table`"""
     status: npt.NDArray[np.uint8]
     bound: F64
-    """lower bound of the objective, in seconds or GiB; 0 where none was computed"""
+    """lower bound of the objective, in seconds or GiB; 0 if none was computed"""
     need_gib: F64
     """lower bound, in GiB, of the memory that the plan needs"""
     cause: npt.NDArray[np.uint8]

@@ -93,7 +93,7 @@ class Pipeline:
 
     @cached_property
     def _ranks(self) -> F64:
-        """Returns (n_stages, pp): 1 where a rank holds a stage."""
+        """Returns (n_stages, pp): 1 if a rank holds a stage."""
         out: F64 = (self.rank[:, None] == np.arange(self.pp)).astype(np.float64)
         return out
 
@@ -184,7 +184,7 @@ class StageTimes(NamedTuple):
     again: F64
     """extra time of every backward pass (in split schedules, weight pass) but the first"""
     border: F64
-    """transfer to the next stage; 0 where both stages are on one rank"""
+    """transfer to the next stage; 0 if both stages are on one rank"""
 
 
 def _after_backward(action: Action) -> bool:

@@ -40,12 +40,12 @@ class Fitting:
     file: str
     prediction: Prediction
     tokens_per_step: int | None
-    """tokens of a step over all GPUs; None where neither the Program nor the caller states them"""
+    """tokens of a step over all GPUs; None if neither the Program nor the caller states them"""
     groups: Mapping[str, int]
     """number of ranks of each mesh axis, or other kind of group, in which the Program communicates"""
 
     def figure(self, objective: Objective) -> float | None:
-        """Returns the figure that `objective` ranks by, the lowest first; None where it is not known."""
+        """Returns the figure that `objective` ranks by, the lowest first; None if it is not known."""
         prediction = self.prediction
         if objective == "tokens":
             rate = prediction.tokens_per_s_per_gpu
@@ -95,7 +95,7 @@ class ProgramRanking:
 
     @property
     def best(self) -> Fitting | None:
-        """Returns the best Program that fits, None where none does."""
+        """Returns the best Program that fits, None if none does."""
         return self.ranked[0] if self.ranked else None
 
     @property

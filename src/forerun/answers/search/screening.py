@@ -111,7 +111,7 @@ class Screening:
         rates, self.rates = memory_rates(cluster.device), rates_of(cluster, self.stack)
         bytes_per_s = min(rates.bytes_per_s * self.rates.memory, rates.peak_bytes_per_s)
         self.s_per_byte = 0.0 if runs.measured is not None else 1.0 / bytes_per_s
-        """least seconds per byte of a kernel; 0 where the user has measured kernels, so that no bound is certain"""
+        """least seconds per byte of a kernel; 0 if the user has measured kernels, so that no bound is certain"""
         self.host_s_per_byte = 1.0 / (rates.host_fraction * cluster.host_bytes_per_s)
 
     def run(self, table: SpaceTable) -> Screened:

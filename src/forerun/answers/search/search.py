@@ -213,7 +213,7 @@ def _best_on(
     fixed: Mapping[str, object] | None,
     searched: Callable[..., SearchResult],
 ) -> tuple[Choice, ...]:
-    """Returns the best plan on another stack; nothing where it can't run the question, or where nothing fits."""
+    """Returns the best plan on another stack; nothing if it can't run the question, or where nothing fits."""
     try:
         best = searched(*place, fixed={**(fixed or {}), "stack": stack}, keep=1).best
     except ImpossiblePlan:
@@ -337,7 +337,7 @@ class Simulating:
         return ()
 
     def _best_of(self, rows: Rows, answers: AnswersPlans) -> Prediction | None:
-        """Returns the best plan of `rows`, simulating those that may be it; None where none fits."""
+        """Returns the best plan of `rows`, simulating those that may be it; None if none fits."""
         queue = self._queue(rows[self._status[rows] == Status.SKIPPED])
 
         def fit() -> list[tuple[float, int]]:

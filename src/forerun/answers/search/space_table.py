@@ -74,7 +74,7 @@ class SpaceTable:
     meshes: PlanTable
     variants: PlanTable
     groups: tuple[Groups | None, ...]
-    """communication groups of each mesh; None where they can't be placed"""
+    """communication groups of each mesh; None if they can't be placed"""
     unplaced: npt.NDArray[np.bool_]
     """which meshes a network can't place, (n_meshes,)"""
     mesh: I32
@@ -138,7 +138,7 @@ class SpaceTable:
         )
 
     def find(self, plan: Plan) -> int | None:
-        """Returns the row of `plan`; None where the table lacks it."""
+        """Returns the row of `plan`; None if the table lacks it."""
         mesh, variant = self.meshes.find(plan), self.variants.find(plan)
         at = np.flatnonzero(np.isin(self.mesh, mesh) & np.isin(self.variant, variant))
         return int(at[0]) if len(at) else None

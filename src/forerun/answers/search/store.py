@@ -32,7 +32,7 @@ _DOES_NOT_FIT = TypeAdapter(DoesNotFit)
 class AnswerStore:
     """A context manager for a file of answers; `basis` is a digest of all that they depend on beside the plan.
 
-    Raises ForerunError where the file can't be read or written, or is no store of answers.
+    Raises ForerunError if the file can't be read or written, or is no store of answers.
     """
 
     def __init__(self, path: Path, basis: str) -> None:
@@ -48,7 +48,7 @@ class AnswerStore:
         self._records.__exit__(kind, error, trace)
 
     def known(self, plans: Sequence[Plan]) -> dict[Plan, Answer]:
-        """Returns the stored answers to `plans`. Raises ForerunError where they can't be read."""
+        """Returns the stored answers to `plans`. Raises ForerunError if they can't be read."""
         keys = {self._key(plan): plan for plan in plans}
         try:
             return {keys[key]: _answer(record) for key, record in self._records.of(list(keys)).items()}
@@ -56,7 +56,7 @@ class AnswerStore:
             raise self._records.unusable(f"a damaged record: {type(error).__name__}") from None
 
     def keep(self, plan: Plan, answer: Answer) -> None:
-        """Writes an answer at once. Raises ForerunError where the file can't be written; earlier answers stay in it."""
+        """Writes an answer at once. Raises ForerunError if the file can't be written; earlier answers stay in it."""
         self._records.add([(self._key(plan), _record(answer))])
 
     def _key(self, plan: Plan) -> str:

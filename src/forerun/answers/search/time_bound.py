@@ -83,7 +83,7 @@ class TimeBound:
     # -- collectives -------------------------------------------------------------------------------------------
 
     def _collective_s(self, kind: Collective, groups: Groups, axis: str, size_bytes: F64 | float) -> F64:
-        """Returns the seconds of collectives of `size_bytes`; 0 where the user has measured collectives."""
+        """Returns the seconds of collectives of `size_bytes`; 0 if the user has measured collectives."""
         size, group = np.asarray(size_bytes, np.float64), groups[axis]
         if self._runs.measured is not None or group.size == 1:
             return np.zeros_like(size)

@@ -82,7 +82,7 @@ class UnitSizes:
 
 @dataclass(frozen=True, slots=True)
 class UnitTimes:
-    """Seconds of single passes by UnitKind, (n_unit_kinds,); `weights` is 0 where the backward pass includes them."""
+    """Seconds of single passes by UnitKind, (n_unit_kinds,); `weights` is 0 if the backward pass includes them."""
 
     forward: F64
     backward: F64

@@ -20,7 +20,7 @@ class Verdict:
 
     text: str
     plan: Plan | None
-    """the plan; None where no such plan was considered"""
+    """the plan; None if no such plan was considered"""
 
 
 def why(result: SearchResult, wanted: Mapping[str, object], alone: Space) -> Verdict:

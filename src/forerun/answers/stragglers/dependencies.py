@@ -69,7 +69,7 @@ class Dependencies:
 def dependencies(recorded: RecordedSteps) -> Dependencies:
     """Returns the graph of a step, found in the first replica's first one.
 
-    Raises ForerunError where transfers don't match passes or operations would wait for each other in a circle.
+    Raises ForerunError if transfers don't match passes or operations would wait for each other in a circle.
     """
     graph = _Graph(recorded)
     for stage in range(recorded.stages):

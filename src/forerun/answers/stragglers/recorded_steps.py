@@ -45,7 +45,7 @@ class RecordedSteps:
     ranks: Whole
     """the rank of [stage, replica]"""
     chunks: tuple[int, ...]
-    """of each operation: the part of its stage's layers that it works on; -1 where it is none's"""
+    """of each operation: the part of its stage's layers that it works on; -1 if it is none's"""
     model_chunks: tuple[int, ...]
     """of each operation: the same part, counted over the whole model"""
     start_s: Times

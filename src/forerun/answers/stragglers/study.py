@@ -48,7 +48,7 @@ class StragglerCosts:
     by_rank: dict[int, float]
     """the lesser of the slowdowns of the rank's stage and of its replica"""
     last_stage_share: float
-    """of the time that unequal operations cost, what goes where the last stage is like the mean; NaN where they cost
+    """of the time that unequal operations cost, what goes where the last stage is like the mean; NaN if they cost
     nothing"""
     slowest_ranks_share: float
     """the same of the slowest 3 % of the ranks"""

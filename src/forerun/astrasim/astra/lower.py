@@ -268,7 +268,7 @@ def _custom_of(
 ) -> tuple[list[str], npt.NDArray[Any]]:
     """Returns prefixes of custom traces, the first one "", and the index of the prefix that each collective runs.
 
-    Raises ForerunError where collectives of one kind in a group differ, because ASTRA-sim runs all of them as the first
+    Raises ForerunError if collectives of one kind in a group differ, because ASTRA-sim runs all of them as the first
     one.
     """
     trace = lowered.trace

@@ -107,7 +107,7 @@ class System(BaseModel):
         """Returns the algorithm of a group smaller than the system in builds with `group_algorithm: own`.
 
         That is the algorithm of the system file where it names a single one, and the ring where it has one for each
-        dimension. Raises ForerunError where it names none.
+        dimension. Raises ForerunError if it names none.
         """
         named: tuple[str, ...] = getattr(self, f"{collective}_implementation")
         if not named:

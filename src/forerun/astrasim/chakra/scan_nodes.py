@@ -68,7 +68,7 @@ class State(IntEnum):
     OUTPUTS = 5
     HAS_STREAMS = 6
     LACKS_TENSORS = 7
-    """1 where a node has no list of inputs or outputs"""
+    """1 if a node has no list of inputs or outputs"""
     WANTED = 8
     """bytes that the next message takes in the buffer, as far as they are known"""
     METADATA_FIRST = 9

@@ -48,7 +48,7 @@ _BEYOND_INT64 = 2.0**63
 
 
 def _types() -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int8]]:
-    """Returns the type of each field of an AttributeProto, and that of a list's elements; 0 where there is none."""
+    """Returns the type of each field of an AttributeProto, and that of a list's elements; 0 if there is none."""
     fields = AttributeProto.DESCRIPTOR.fields
     types, elements = (np.zeros(1 + max(field.number for field in fields), np.int8) for _ in range(2))
     for field in fields:

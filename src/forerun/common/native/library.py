@@ -68,7 +68,7 @@ def stamp(root: Path = ROOT) -> str:
 
 @cache
 def library() -> Library | None:
-    """Returns the library that came with the package; None where it has none that fits."""
+    """Returns the library that came with the package; None if it has none that fits."""
     try:
         index = json.loads((FOLDER / "index.json").read_bytes())
     except (OSError, ValueError):

@@ -40,7 +40,7 @@ def _pointer(context: Any, address: Any) -> Any:
 
 @intrinsic
 def _kept(context: Any, array: Any) -> Any:
-    """Returns the memory of an array, which is to be released in the end; 0 where it lies in an argument."""
+    """Returns the memory of an array, which is to be released in the end; 0 if it lies in an argument."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         context.nrt.incref(builder, signature.args[0], arguments[0])

@@ -29,7 +29,7 @@ class SavedState:
     held_total_bytes: float
     """bytes that all ranks load"""
     tensors: int
-    """tensors of one rank; 0 where the number is unknown"""
+    """tensors of one rank; 0 if the number is unknown"""
 
 
 @dataclass(frozen=True, slots=True)

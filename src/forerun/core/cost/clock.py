@@ -75,7 +75,7 @@ def slows_long_kernels(device: Device) -> bool:
 
 
 def clock(device: Device, dtype: str) -> float | None:
-    """Returns the clock of a long step over that of a short benchmark, at most 1; None where `is_known` is false.
+    """Returns the clock of a long step over that of a short benchmark, at most 1; None if `is_known` is false.
 
     A dtype without an energy in the file runs at the clock of bf16. A device without 2-byte matrix units runs at full
     clock.

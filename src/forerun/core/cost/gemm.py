@@ -121,7 +121,7 @@ def gemm_s(
     `kernels` is the number of kernels, each with a last wave: 1 for a batched product, `batch` for a grouped one.
 
     `role` is 0 forward, 1 dgrad, 2 wgrad. `accumulate_bytes` is the element size of a buffer that the result is added
-    to, 0 where it is stored. `speed` multiplies the compute rate (sustained clocks, rates of a software stack), which
+    to, 0 if it is stored. `speed` multiplies the compute rate (sustained clocks, rates of a software stack), which
     never passes the peak. Where `pads` is true, as in TorchInductor, unaligned operands are first copied into
     aligned ones if that is faster by more than a tenth (torch/_inductor/fx_passes/pad_mm.py, `is_padded_faster`).
     """

@@ -35,7 +35,7 @@ def link_demand(
     without: I64 | None = None,
     host_path_ps: I64 | None = None,
 ) -> LinkDemand | None:
-    """Returns the shares of links that the rows of `ops` use in `duration_ps`; None where no row uses any.
+    """Returns the shares of links that the rows of `ops` use in `duration_ps`; None if no row uses any.
 
     The links are a rank's own at every level of `cluster`, each way, or with `network` those of the topology, under all
     equal groups of an axis at once. Rows `without` use no link, because their messages are unknown. Without peer access

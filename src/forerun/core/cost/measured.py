@@ -81,7 +81,7 @@ class Found:
     """The times of an op table that were measured."""
 
     time_s: F64
-    """(n_ops,) seconds; NaN where nothing was measured"""
+    """(n_ops,) seconds; NaN if nothing was measured"""
     inside: npt.NDArray[np.bool_]
     """(n_ops,): whether the size is within the measured range"""
     lacks: dict[int, str]

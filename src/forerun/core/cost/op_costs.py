@@ -60,7 +60,7 @@ def durations_ps(
     network: OnTopology | None = None,
     padded: Sequence[int] = (),
 ) -> tuple[I64, F64]:
-    """Returns picoseconds of every row, and 1 where its shape lies in the measured range of a measured device, else 0.
+    """Returns picoseconds of every row, and 1 if its shape lies in the measured range of a measured device, else 0.
 
     The power limit and `device.sustained` slow matrix multiplications and attention (cost/clock.py). Fixed delays count
     as measured. With `network` collectives run on it in place of the links of the cluster, and none of them counts as
@@ -87,7 +87,7 @@ def durations_ps(
 
 
 _Costs = tuple[F64, F64 | float]
-"""seconds of rows, and 1 where their shapes were measured, else 0"""
+"""seconds of rows, and 1 if their shapes were measured, else 0"""
 
 
 def _same(values: Sequence[str], rows: I64) -> dict[str, I64]:
@@ -134,7 +134,7 @@ def _attention(ops: OpTable, rows: I64, run: _Run) -> _Costs:
 
 
 def _within(measured: tuple[int, int], *sizes: I64) -> F64:
-    """Returns 1 where all `sizes` are in the range `measured`, else 0."""
+    """Returns 1 if all `sizes` are in the range `measured`, else 0."""
     inside = (np.minimum.reduce(sizes) >= measured[0]) & (np.maximum.reduce(sizes) <= measured[1])
     return np.asarray(inside, np.float64)
 

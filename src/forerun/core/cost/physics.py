@@ -89,7 +89,7 @@ class _FastestLinks(NamedTuple):
     near: float
     """of a rank, on any level"""
     far: float
-    """of all ranks of a node together, out of the node; 0 where there are no other nodes"""
+    """of all ranks of a node together, out of the node; 0 if there are no other nodes"""
 
 
 @lru_cache(maxsize=256)

@@ -65,7 +65,7 @@ class StepCosts:
     slow_network: F64
     network_op: npt.NDArray[np.bool_]
     calibrated: F64
-    """1 where the shape lies in the measured range, else 0"""
+    """1 if the shape lies in the measured range, else 0"""
     lacks: Mapping[int, str] = field(default_factory=dict)
     """op -> the measurement that the user's files lack for it"""
     demand: LinkDemand | None = None

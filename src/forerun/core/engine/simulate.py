@@ -90,7 +90,7 @@ def simulate(
 
 
 def _check_costs(n_ops: int, costs: OpCosts, demand: LinkDemand | None) -> None:
-    """Raises ForerunError where a column does not have one entry, not negative, for each of `n_ops` ops."""
+    """Raises ForerunError if a column does not have one entry, not negative, for each of `n_ops` ops."""
     for name, column in zip(OpCosts._fields, costs, strict=True):
         if len(column) != n_ops:
             raise ForerunError(f"engine: {name} has {len(column)} entries, the program has {n_ops} ops")

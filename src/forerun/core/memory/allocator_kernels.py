@@ -83,7 +83,7 @@ def _expandable_size(heap: Heap, block: int) -> int:
 
 @inlined
 def _take_free(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """Returns the free block that serves a request, out of its pool; NONE where there is none (get_free_block)."""
+    """Returns the free block that serves a request, out of its pool; NONE if there is none (get_free_block)."""
     heap.counts[ASKED_LARGE + pool] += 1
     place = first_place(heap, pool, stream, size, 0)
     if place == heap.counts[pool] or heap.blocks[STREAM, heap.lists[pool, place]] != stream:
@@ -106,7 +106,7 @@ def _take_free(heap: Heap, pool: int, stream: int, size: int) -> int:
 
 @kernel
 def _find(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """Returns a block of at least `size` out of the pool or from CUDA, NONE where memory is short (malloc)."""
+    """Returns a block of at least `size` out of the pool or from CUDA, NONE if memory is short (malloc)."""
     block = _take_free(heap, pool, stream, size)
     if block != NONE:
         return block
@@ -125,7 +125,7 @@ def _find(heap: Heap, pool: int, stream: int, size: int) -> int:
 
 @kernel
 def _allocate(heap: Heap, wanted: int, stream: int) -> int:
-    """Returns the block that serves a request, NONE where memory is short (malloc, alloc_found_block)."""
+    """Returns the block that serves a request, NONE if memory is short (malloc, alloc_found_block)."""
     size = round_size(wanted, heap.rules[DIVISIONS])
     pool = SMALL if size <= SMALL_SIZE else LARGE
     block = _find(heap, pool, stream, size)

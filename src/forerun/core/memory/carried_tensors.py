@@ -56,7 +56,7 @@ class CarriedTensors(NamedTuple):
     ends: I32
     """(2, N_CATEGORIES) tensors, NONE for none"""
     slots: I32
-    """(2, a power of two) first tensor of each stack, by the hash of its key; NONE where there is none"""
+    """(2, a power of two) first tensor of each stack, by the hash of its key; NONE if there is none"""
     counts: I64
     """(1,) tensors and pieces"""
 

@@ -74,7 +74,7 @@ def _reserve(heap: Heap, size: int) -> None:
 
 @kernel
 def _new_segment(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """Returns a segment from CUDA as one block that is in no pool; NONE where memory is short (alloc_block)."""
+    """Returns a segment from CUDA as one block that is in no pool; NONE if memory is short (alloc_block)."""
     wanted = segment_size(size)
     if heap.counts[RESERVED] + wanted > min(heap.rules[AVAILABLE], heap.rules[ALLOWED]):
         return NONE
@@ -150,7 +150,7 @@ def _map(heap: Heap, block: int, size: int) -> bool:
 
 @kernel
 def _grow(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """Returns a free block of an expandable segment that was made to hold `size`; NONE where memory is short
+    """Returns a free block of an expandable segment that was made to hold `size`; NONE if memory is short
     (try_allocate_expandable_block)."""
     if heap.counts[RESERVED] + segment_size(size) > heap.rules[ALLOWED]:
         return NONE
@@ -170,7 +170,7 @@ def _grow(heap: Heap, pool: int, stream: int, size: int) -> int:
 
 @kernel
 def more_memory(heap: Heap, pool: int, stream: int, size: int) -> int:
-    """Returns a block of at least `size` bytes, in no pool, that CUDA gives memory for; NONE where memory is short."""
+    """Returns a block of at least `size` bytes, in no pool, that CUDA gives memory for; NONE if memory is short."""
     if heap.rules[EXPANDABLE]:
         return _grow(heap, pool, stream, size)
     return _new_segment(heap, pool, stream, size)

@@ -141,7 +141,7 @@ class InSwitch:
     fabric: FabricSwitches
 
     def of(self, architecture: str, ranks: int) -> NodeSwitches | None:
-        """Returns the constants of all-reduces among `ranks` GPUs of a node; None where NCCL takes none."""
+        """Returns the constants of all-reduces among `ranks` GPUs of a node; None if NCCL takes none."""
         return self.architectures.get(architecture) if ranks >= self.least_ranks else None
 
 

@@ -31,7 +31,7 @@ class GradientCompression(CommunicationPattern):
     """A way to send gradients smaller than they are."""
 
     def check(self, plan: Plan) -> None:
-        """Raises ForerunError where ranks don't all-reduce the gradients of whole parameters."""
+        """Raises ForerunError if ranks don't all-reduce the gradients of whole parameters."""
         if not has_all_reduce(plan) or plan.zero_stage:
             raise ForerunError(
                 f"gradient_compression: with zero_stage {plan.zero_stage} gradients are reduce-scattered, and what is"

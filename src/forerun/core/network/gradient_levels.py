@@ -32,7 +32,7 @@ class BetweenNodes(GradientCompression):
         return self.method.as_nccl
 
     def check(self, plan: Plan) -> None:
-        """Raises ForerunError where the method doesn't go with `plan`, or all its ranks are in one node."""
+        """Raises ForerunError if the method doesn't go with `plan`, or all its ranks are in one node."""
         self.method.check(plan)
         if plan.dp <= self.ranks_per_node:
             raise ForerunError(f"gradient_compression: all {plan.dp} ranks are in one node; leave @nodes out")

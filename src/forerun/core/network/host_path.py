@@ -17,7 +17,7 @@ from forerun.describe.cluster.types import Cluster
 
 
 def host_path_bytes_per_s(cluster: Cluster, n_gpus: int) -> float | None:
-    """Returns the bus bandwidth of each of `n_gpus` of `cluster` inside a node; None where they reach each other
+    """Returns the bus bandwidth of each of `n_gpus` of `cluster` inside a node; None if they reach each other
     directly.
 
     All GPUs of a run that share a node send at the same time, whatever groups they form.

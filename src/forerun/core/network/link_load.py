@@ -37,9 +37,9 @@ class Load:
     s_per_byte: float
     """of the collective's buffer"""
     near_latency_s: float
-    """of the longest route between ranks of a node; 0 where there is none"""
+    """of the longest route between ranks of a node; 0 if there is none"""
     far_latency_s: float
-    """of the longest route between nodes; 0 where there is none"""
+    """of the longest route between nodes; 0 if there is none"""
     busiest: Busiest
 
 

@@ -190,7 +190,7 @@ def _in_node(kind: Collective, ranks: int, cluster: Cluster, measured: NodeColle
 
 
 def node_switches(kind: Collective, ranks: int, cluster: Cluster) -> NodeSwitches | None:
-    """Returns the constants of switches that add an all-reduce among `ranks` of a node; None where none does."""
+    """Returns the constants of switches that add an all-reduce among `ranks` of a node; None if none does."""
     link = cluster.links[0]
     if kind != Collective.ALL_REDUCE or link.kind != "nvswitch" or link.reduces is False:
         return None
@@ -243,7 +243,7 @@ def _fabric_switches(nodes: int, ranks: int, link: Link, inside: float, near: fl
 
 
 def outer_link(cluster: Cluster, nodes: int) -> Link:
-    """Returns the innermost link between nodes that joins at least `nodes` of them. Raises ForerunError where there is
+    """Returns the innermost link between nodes that joins at least `nodes` of them. Raises ForerunError if there is
     none."""
     reach = 1
     for link in cluster.links[1:]:

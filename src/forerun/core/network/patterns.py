@@ -108,14 +108,14 @@ class CommunicationPattern(ABC):
         """
 
     def busiest(self, size_bytes: float, group: CommGroup, wires: Wires) -> Busiest | None:
-        """Returns the link of a topology that gradients of `size_bytes` use most, None where the pattern doesn't know.
+        """Returns the link of a topology that gradients of `size_bytes` use most, None if the pattern doesn't know.
 
         Its seconds are those of a byte of the gradients, for all that the pattern sends over it.
         """
         return None
 
     def check(self, plan: Plan) -> None:
-        """Raises ForerunError where `plan` has no all-reduce of gradients that the pattern could run."""
+        """Raises ForerunError if `plan` has no all-reduce of gradients that the pattern could run."""
         if not (self.zero_stage or self.everything or has_all_reduce(plan)):
             raise ForerunError(
                 f"communication_pattern {self.name}: with zero_stage {plan.zero_stage} gradients are reduce-scattered"

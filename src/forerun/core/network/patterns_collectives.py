@@ -283,7 +283,7 @@ class Compressed(CommunicationPattern):
         return None if link is None else replace(link, s_per_byte=link.s_per_byte / self.ratio)
 
     def check(self, plan: Plan) -> None:
-        """Raises ForerunError where nothing that could be compressed is all-reduced."""
+        """Raises ForerunError if nothing that could be compressed is all-reduced."""
         self.pattern.check(plan)
         if not has_all_reduce(plan):
             raise ForerunError(

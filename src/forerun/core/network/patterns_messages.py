@@ -99,7 +99,7 @@ class _Timed(NamedTuple):
     """time of the busiest link"""
     near_s: float
     far_s: float
-    """latencies of the longest routes inside a node and between nodes, 0 where there is none"""
+    """latencies of the longest routes inside a node and between nodes, 0 if there is none"""
 
 
 def _timed(pattern: MessagePattern, size_bytes: float, group: CommGroup, wires: Wires) -> Iterator[_Timed]:

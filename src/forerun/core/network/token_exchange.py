@@ -70,7 +70,7 @@ def exchange_time(
 ) -> ExchangeTime:
     """Returns the time of a dispatch or combine over `group`, by bytes of a buffer with top_k copies of each token.
 
-    Raises ForerunError where the group spans nodes of a cluster that has no link between nodes.
+    Raises ForerunError if the group spans nodes of a cluster that has no link between nodes.
     """
     if group.size == 1:
         return ExchangeTime(0.0, 0.0, 0.0, 0.0)

@@ -68,7 +68,7 @@ class OpTableBuilder:
 
         `kernels` is 1 for a batched product, `batch` for a grouped one. `element_bytes` are those of the operands and
         of the result. `accumulate_bytes` is the element size of a buffer that the result is added to (read and written
-        instead of the result), 0 where the result is stored.
+        instead of the result), 0 if the result is stored.
         """
         result = batch * m * n
         operand_bytes, result_bytes = element_bytes

@@ -87,7 +87,7 @@ class Details(Generic[T]):
         return tuple(getattr(self, name) for name in columns_of(type(self)))
 
     def words(self, kernel: str) -> str:
-        """Returns the shape of one operation that runs as `kernel`, for reports; empty where it has none."""
+        """Returns the shape of one operation that runs as `kernel`, for reports; empty if it has none."""
         return ""
 
 
@@ -102,7 +102,7 @@ class Gemm(Details[T]):
     role: T = _NONE
     """the GemmRole"""
     accumulate_bytes: T = _NONE
-    """bytes per element of the buffer that the result is added to, 0 where the result is stored"""
+    """bytes per element of the buffer that the result is added to, 0 if the result is stored"""
     kernels: T = _ONE
     """number of kernels: 1 for a batched product, `batch` for a grouped one"""
     operand_bytes: T = _NONE
@@ -126,7 +126,7 @@ class Attention(Details[T]):
     head_dim: T
     """size of a head of queries and keys"""
     causal: T
-    """1 where a mask leaves out half of the square on the diagonal"""
+    """1 if a mask leaves out half of the square on the diagonal"""
     backward: T
     v_head_dim: T
     """size of a head of values"""
@@ -163,7 +163,7 @@ class TokenExchange(Details[T]):
     n_groups: T = _NONE
     top_groups: T = _NONE
     combine: T = _NONE
-    """1 where results go back to the tokens' ranks, 0 where tokens go to their experts"""
+    """1 if results go back to the tokens' ranks, 0 if tokens go to their experts"""
 
 
 @dataclass(frozen=True, slots=True)

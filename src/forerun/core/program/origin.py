@@ -76,7 +76,7 @@ class Origin:
     """name of ops -> file:line that launches them, the most frequent first"""
     torch: str
     stack: str
-    """the stack that the modules of a traced program tell; empty where none does"""
+    """the stack that the modules of a traced program tell; empty if none does"""
     loop: TrainingLoop
     """the periodic work of the training loop"""
     stages: tuple[MemoryStage, ...]
@@ -86,7 +86,7 @@ class Origin:
     blas_workspace_bytes: int | None
     """the size that the program gives each of them; None: PyTorch's own"""
     state_tensors: int
-    """number of parameter and optimizer tensors on the rank with the most; 0 where unknown"""
+    """number of parameter and optimizer tensors on the rank with the most; 0 if unknown"""
     recorded: Recorded | None
     """times of a profiled step"""
 

@@ -147,7 +147,7 @@ class OpTable:
     kind: I8
     """OpKind of each op, (n_ops,)"""
     dtype: tuple[str, ...]
-    """dtype of the arithmetic, or of the bytes moved; empty where it is not known"""
+    """dtype of the arithmetic, or of the bytes moved; empty if it is not known"""
     kernel: tuple[str, ...]
     """of attention the kernel that runs it; of collectives the dispatcher whose own kernel sends tokens; of
     memory-bound ops their kind, which says what share of HBM's bandwidth they reach; else empty"""
@@ -313,7 +313,7 @@ class Block:
     channel: I16
     """rendezvous channel into Program.channels, -1 for none"""
     sync: I8
-    """1 where the host waits for the node before it goes on"""
+    """1 if the host waits for the node before it goes on"""
     tensor_bytes: I64
     tensor_category: I8
     tensor_alloc: I32

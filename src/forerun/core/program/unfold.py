@@ -33,7 +33,7 @@ class _BlockTables(NamedTuple):
 
 
 def _block_tables(program: Program) -> _BlockTables:
-    """Joins the blocks of `program` in columns. Raises ForerunError where it has no block or no rank class."""
+    """Joins the blocks of `program` in columns. Raises ForerunError if it has no block or no rank class."""
     blocks, classes = program.blocks, program.rank_classes
     if not blocks or not classes:
         raise ForerunError(f"program: {len(blocks)} blocks and {len(classes)} rank classes; needs one of each at least")

@@ -43,7 +43,7 @@ class ClusterRow:
     gpus_per_node: int
     memory_gib: float
     bf16_tflops: float | None
-    """dense; None where the device has no bf16 matrix unit"""
+    """dense; None if the device has no bf16 matrix unit"""
     intra_node: str
     intra_node_gb_s: float
     """for each GPU and direction"""
@@ -159,7 +159,7 @@ def cluster_from_parts(
     """Builds a cluster of one device. The reference system of the device's vendor fills in missing arguments.
 
     Rates are bytes/s for each GPU and direction (NVLink: half of the vendor's figure). A kind without a rate keeps the
-    reference rate, and a rate without a kind the reference kind. Raises ForerunError where a Device that is not in the
+    reference rate, and a rate without a kind the reference kind. Raises ForerunError if a Device that is not in the
     catalogue needs a default, or a figure is not positive.
     """
     place = f"cluster {name}"
@@ -250,7 +250,7 @@ def _without_aliases(raw: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str
 
 
 def _names_of(names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Returns the name for each lower-case name or alias. Raises ForerunError where a word names two things."""
+    """Returns the name for each lower-case name or alias. Raises ForerunError if a word names two things."""
     found: dict[str, str] = {}
     for name, aliases in names.items():
         for word in (name, *aliases):
@@ -321,7 +321,7 @@ def _overlay(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Node:
-    """The parts of a cluster other than its device; None where neither the entry nor a reference system states one."""
+    """The parts of a cluster other than its device; None if neither the entry nor a reference system states one."""
 
     size: int | None
     intra: Link | None

@@ -147,7 +147,7 @@ def attention_kernel(name: str) -> AttentionKernel:
 
 
 def fused_kernel(name: str) -> AttentionKernel:
-    """Returns the fused kernel `name`. Raises UnknownName where it is unknown or not fused."""
+    """Returns the fused kernel `name`. Raises UnknownName if it is unknown or not fused."""
     kernel = attention_kernel(name)
     if kernel.form != "fused":
         raise UnknownName("fused attention kernel", name, [*attention_kernels()])

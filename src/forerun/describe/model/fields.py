@@ -100,21 +100,21 @@ class Fields:
         return value
 
     def limit(self, keys: Iterable[str], most: int, what: str) -> None:
-        """Raises ForerunError where one of `keys` holds more than `most`; no key counts as read."""
+        """Raises ForerunError if one of `keys` holds more than `most`; no key counts as read."""
         for key in keys:
             value = exponent_number(self._values.get(key))
             if isinstance(value, int | float) and value > most:
                 raise self.error(key, f"is {value:,.0f}; at most {most:,} {what}")
 
     def number(self, key: str) -> float | None:
-        """Reads a positive number; None where it is not stated."""
+        """Reads a positive number; None if it is not stated."""
         value = self._number(key)
         if value is not None and not 0 < value < float("inf"):
             raise self.error(key, f"must be positive, got {value:g}")
         return value
 
     def probability(self, key: str) -> float | None:
-        """Reads a number from 0 to 1; None where it is not stated."""
+        """Reads a number from 0 to 1; None if it is not stated."""
         value = self._number(key)
         if value is not None and not 0 <= value <= 1:
             raise self.error(key, f"must be from 0 to 1, got {value:g}")
@@ -152,7 +152,7 @@ class Fields:
         return value
 
     def items(self, key: str) -> list[object]:
-        """Reads a list, empty where it is not stated."""
+        """Reads a list, empty if it is not stated."""
         if not self.stated(key):
             return []
         value = self._values[key]
@@ -161,7 +161,7 @@ class Fields:
         return list(value)
 
     def section(self, key: str) -> Fields | None:
-        """Reads a mapping inside this one as Fields; None where it is not stated."""
+        """Reads a mapping inside this one as Fields; None if it is not stated."""
         if not self.stated(key):
             return None
         value = self._values[key]
@@ -170,7 +170,7 @@ class Fields:
         return Fields(value, f"{self.place}, in {key}")
 
     def mapping(self, key: str) -> dict[str, Any]:
-        """Reads the mapping under `key` as a dict, empty where it is not stated."""
+        """Reads the mapping under `key` as a dict, empty if it is not stated."""
         section = self.section(key)
         return dict(section._values) if section else {}
 
@@ -221,12 +221,12 @@ class Fields:
 
 
 def read_json(path: Path) -> Fields:
-    """Returns the object in a JSON file. Raises ForerunError where it is unreadable, cut short, or no object."""
+    """Returns the object in a JSON file. Raises ForerunError if it is unreadable, cut short, or no object."""
     return _object(parse_json(read_text(path), str(path), any_number=True), path, "a JSON object")
 
 
 def read_yaml(path: Path) -> Fields:
-    """Returns the mapping in a YAML file. Raises ForerunError where it is unreadable, not valid, or no mapping."""
+    """Returns the mapping in a YAML file. Raises ForerunError if it is unreadable, not valid, or no mapping."""
     return _object(read_any_yaml(path), path, "a YAML mapping")
 
 

@@ -30,7 +30,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def cached_config(name: str) -> Path | None:
-    """Returns the config.json of a model in the cache, that of its main branch first; None where there is none."""
+    """Returns the config.json of a model in the cache, that of its main branch first; None if there is none."""
     folder = _folder(name)
     main = folder / "refs" / "main"
     if main.is_file():
@@ -51,7 +51,7 @@ def cached_names() -> list[str]:
 def download_config(name: str) -> Path:
     """Downloads the config.json of a model's main branch into the cache, and returns its path.
 
-    Raises ForerunError where the hub can't be reached or has no such public file.
+    Raises ForerunError if the hub can't be reached or has no such public file.
     """
     url = f"{os.environ.get('HF_ENDPOINT', _ENDPOINT)}/{name}/resolve/main/config.json"
     try:

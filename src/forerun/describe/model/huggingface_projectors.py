@@ -14,7 +14,7 @@ from forerun.describe.model.huggingface_towers import STACKS, Tower, whole_numbe
 
 
 def tower_of(config: Fields, model_type: str, hidden: int) -> Tower | None:
-    """Returns the tower of the file of a `model_type`, whose language model has the width `hidden`; None where nothing
+    """Returns the tower of the file of a `model_type`, whose language model has the width `hidden`; None if nothing
     here reads it. Samples have no inputs for it, but for one if layers of the language model read nothing else."""
     known = _PROJECTORS.get(model_type)
     section = config.section("vision_config") or config.section("audio_config")

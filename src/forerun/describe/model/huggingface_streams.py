@@ -57,7 +57,7 @@ def gemma3n(config: Fields) -> Values:
 
 
 def _each(config: Fields, key: str, layers: int) -> list[int]:
-    """Returns the whole numbers of a key that may be a list with one for each layer; empty where it is not a list."""
+    """Returns the whole numbers of a key that may be a list with one for each layer; empty if it is not a list."""
     if not config.is_list(key):
         return []
     numbers = config.items(key)

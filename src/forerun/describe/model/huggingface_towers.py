@@ -61,7 +61,7 @@ def _side(section: Fields, key: str, default: int) -> int:
 
 
 def whole_numbers(section: Fields, key: str) -> list[int]:
-    """Reads a list of whole numbers from 1 on; empty where the key is not stated."""
+    """Reads a list of whole numbers from 1 on; empty if the key is not stated."""
     found = [item for item in section.items(key) if isinstance(item, int) and 1 <= item <= LARGEST]
     if len(found) < len(section.items(key)) or (section.is_list(key) and not found):
         raise section.error(key, "must be a list of whole numbers from 1 on")

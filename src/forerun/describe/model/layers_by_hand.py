@@ -151,7 +151,7 @@ class _Reader:
         return tuple(map(str, names))
 
     def _amount(self, key: str) -> float | None:
-        """Reads a number of at least 0; None where it is not stated."""
+        """Reads a number of at least 0; None if it is not stated."""
         if not self.fields.stated(key) or self.fields.is_zero(key):
             return 0.0 if self.fields.stated(key) else None
         value = self.fields.number(key)

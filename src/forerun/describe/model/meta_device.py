@@ -143,7 +143,7 @@ def recognised(shapes: Shapes, config: Fields, name: str) -> ModelSpec:
 
 
 def _left_over(spec: ModelSpec, layers: Mapping[int, Shapes]) -> list[int]:
-    """Returns the parameters of each layer that its parts leave over; empty where none are, or too many."""
+    """Returns the parameters of each layer that its parts leave over; empty if none are, or too many."""
     built = [sum(map(prod, layers[number].values())) for number in sorted(layers)]
     left = [size - sum(kind_parameters(spec.layer(place)).values()) for place, size in enumerate(built)]
     small = all(0 <= over <= _MOST_LEFT_OVER * size for over, size in zip(left, built, strict=True))
@@ -231,7 +231,7 @@ def _experts(shapes: Shapes, hidden: int, config: Fields) -> MoESpec | None:
 
 
 def _check(spec: ModelSpec, layers: Mapping[int, Shapes], shapes: Shapes, config: Fields) -> None:
-    """Raises ForerunError where the parts of `spec` do not add up to the parameters."""
+    """Raises ForerunError if the parts of `spec` do not add up to the parameters."""
     for number in sorted(layers):
         built, found = sum(map(prod, layers[number].values())), sum(kind_parameters(spec.layer(number)).values())
         if built != found:

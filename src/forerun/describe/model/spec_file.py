@@ -126,7 +126,7 @@ def _plain(value: object) -> object:
 
 
 def even_head_dim(document: Fields, hidden: int, n_heads: int) -> int:
-    """Returns hidden / n_heads. Raises ForerunError where that is not whole."""
+    """Returns hidden / n_heads. Raises ForerunError if that is not whole."""
     if hidden % n_heads:
         raise document.error("head_dim", f"is not stated, and {n_heads} heads do not divide {hidden}; state it")
     return hidden // n_heads

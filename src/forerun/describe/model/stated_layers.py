@@ -25,7 +25,7 @@ _WIDTHS = (2, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """The figures that an entry states; None where it states none."""
+    """The figures that an entry states; None if it states none."""
 
     parameters: int | None
     forward: float | None
@@ -81,7 +81,7 @@ def at_the_start(layer: Layer) -> Layer:
 def as_stated(layer: Layer, stated: Stated) -> tuple[Layer, str]:
     """Returns `layer` with the stated figures over those of its shapes, and a line that tells where the two differ.
 
-    The line is empty where nothing differs. `stated.gradient_mb` above 0 needs parameters.
+    The line is empty if nothing differs. `stated.gradient_mb` above 0 needs parameters.
     """
     shaped, told = layer, list[str]()
     if stated.parameters is not None and stated.parameters != layer.num_parameters:

@@ -159,7 +159,7 @@ def _autocast_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
 
 
 def _lacks(precision: str, cluster: Cluster) -> str | None:
-    """Returns why the device can't compute in `precision`; None where it can."""
+    """Returns why the device can't compute in `precision`; None if it can."""
     device = cluster.device
     needed = "fp8" if precision == "mxfp8" else precision
     if needed not in device.peak_flops:

@@ -93,12 +93,12 @@ def _parameters(model: AnyModel) -> float:
 
 
 def _buckets(model: AnyModel, plan: Plans) -> Column:
-    """Returns how many buckets of the plan's size hold the gradients of a rank; 0 where the stack gives it."""
+    """Returns how many buckets of the plan's size hold the gradients of a rank; 0 if the stack gives it."""
     return _pieces(model, plan, numbers(lambda mib: mib or inf, plan.ddp_bucket_mib))
 
 
 def _stack_buckets(model: AnyModel, plan: Plans) -> Column:
-    """Returns how many buckets of the stack's size hold the gradients of a rank; 0 where the plan gives it."""
+    """Returns how many buckets of the stack's size hold the gradients of a rank; 0 if the plan gives it."""
     size = numbers(lambda mib, stack: inf if mib else load_stack(stack).bucket_mib, plan.ddp_bucket_mib, plan.stack)
     return _pieces(model, plan, size)
 

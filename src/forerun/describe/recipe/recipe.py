@@ -22,7 +22,7 @@ class Recipe:
     """fields of a plan"""
     model: ModelSpec | None
     no_model: str = ""
-    """why there is no model, in a clause; empty where there is one"""
+    """why there is no model, in a clause; empty if there is one"""
     global_batch: int | None = None
     gpus: int | None = None
     unused: tuple[str, ...] = ()

@@ -25,7 +25,7 @@ class ToolWords:
     """field of a model, such as hidden or moe.top_k -> the setting that holds it"""
 
     def value_of(self, name: str, word: Any) -> Any:
-        """Returns the value of plan field `name` for which the tool has `word`; None where it has no such word."""
+        """Returns the value of plan field `name` for which the tool has `word`; None if it has no such word."""
         return next((value for value, own in self.words[name].items() if own == word), None)
 
 

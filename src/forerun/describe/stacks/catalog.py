@@ -58,7 +58,7 @@ def own_stack(name: str) -> Stack | None:
 
 
 def named_by(columns: Mapping[str, str]) -> str | None:
-    """Returns the stack that the columns `framework`, `software` and `notes` of a table name; None where none matches.
+    """Returns the stack that the columns `framework`, `software` and `notes` of a table name; None if none matches.
 
     Of several the most exact one wins: its patterns cover the most letters of `framework`, then of `software`, then of
     `notes`. Of equals the first in the alphabet wins.
@@ -82,7 +82,7 @@ def generations(name: str) -> tuple[str, ...]:
 
 
 def imported_by(modules: Collection[str]) -> str | None:
-    """Returns the stack that the modules of a program tell; None where none does. Of several the most exact name wins,
+    """Returns the stack that the modules of a program tell; None if none does. Of several the most exact name wins,
     of equals the first in the alphabet."""
     known = set(modules)
     found = {name: max(map(len, known.intersection(load_stack(name).imports)), default=0) for name in stack_names()}

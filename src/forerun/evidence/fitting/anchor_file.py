@@ -52,7 +52,7 @@ def anchored_by_file(path: Path, model: ModelSpec | LayeredModel, cluster: Clust
 def with_stated_rates(path: Path, cluster: Cluster) -> Cluster:
     """Returns `cluster` with the factors on its rates that the file states under `rates`.
 
-    Raises ForerunError where the file is wrong, states none, or is of another device.
+    Raises ForerunError if the file is wrong, states none, or is of another device.
     """
     data = read_yaml(path)
     if RATES not in data:

@@ -81,7 +81,7 @@ class StepFit:
     """The fit of one set of steps. It computes its Jacobian once, at the fitted constants."""
 
     def __init__(self, times: StepTimes) -> None:
-        """Fits to all steps. Raises ForerunError where the fit does not converge."""
+        """Fits to all steps. Raises ForerunError if the fit does not converge."""
         self._times = times
         registry = times.registry
         self._priors = priors_of(registry)

@@ -146,7 +146,7 @@ def print_comparison(out: Console, comparison: Comparison, limit: int = 40) -> N
 
 
 def _torch() -> Any:
-    """Returns torch. Raises ForerunError where it is missing or has no GPU."""
+    """Returns torch. Raises ForerunError if it is missing or has no GPU."""
     if importlib.util.find_spec("torch") is None:
         raise ForerunError("comparing needs torch with CUDA, which is not installed: pip install torch")
     torch = importlib.import_module("torch")

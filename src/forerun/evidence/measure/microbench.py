@@ -43,7 +43,7 @@ class Measurements:
 
 
 def import_torch() -> Any:
-    """Returns the torch module. Raises ForerunError where it is not installed."""
+    """Returns the torch module. Raises ForerunError if it is not installed."""
     try:
         import torch
         import torch.distributed
@@ -54,7 +54,7 @@ def import_torch() -> Any:
 
 
 def gpu_timer(torch: Any) -> CudaTimer:
-    """Returns a timer of this process's GPU. Raises ForerunError where there is none."""
+    """Returns a timer of this process's GPU. Raises ForerunError if there is none."""
     if not torch.cuda.is_available():
         raise ForerunError("no GPU: torch.cuda.is_available() is false here; run this on the machine to be measured")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
@@ -170,12 +170,12 @@ def _collective_runs(
 
 
 def write_kernels(folder: Path, found: Measurements, machine: str) -> Path:
-    """Writes kernels.csv into `folder`. Raises ForerunError where it can't."""
+    """Writes kernels.csv into `folder`. Raises ForerunError if it can't."""
     return _write(folder / "kernels.csv", found.csv(machine))
 
 
 def write_network(folder: Path, found: dict[Key, float], machine: str) -> Path:
-    """Writes network.csv into `folder`. Raises ForerunError where it can't."""
+    """Writes network.csv into `folder`. Raises ForerunError if it can't."""
     return _write(folder / "network.csv", f"# {machine}\n{network_csv(found)}")
 
 

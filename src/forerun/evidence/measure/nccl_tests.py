@@ -54,7 +54,7 @@ class _Table:
 
 
 def is_nccl_log(path: Path) -> bool:
-    """Returns whether a file has the heading of nccl-tests' tables. Raises ForerunError where it is unreadable."""
+    """Returns whether a file has the heading of nccl-tests' tables. Raises ForerunError if it is unreadable."""
     return any(_header(line) for line in _lines(path))
 
 
@@ -81,7 +81,7 @@ def read_nccl_log(path: Path) -> dict[Key, float]:
 
 
 def nodes_of(path: Path) -> int:
-    """Returns the number of hosts that a log names; 1 where it names none."""
+    """Returns the number of hosts that a log names; 1 if it names none."""
     matches = (_RANK.search(line) for line in _lines(path))
     return max(1, len({match.group(3) for match in matches if match}))
 

@@ -190,5 +190,5 @@ def rounded_entry(entry: Entry) -> Entry:
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """Returns `value` with so many digits, and 0 where it is nearly 0."""
+    """Returns `value` with so many digits, and 0 if it is nearly 0."""
     return 0.0 if abs(value) < _NOTHING else float(f"{value:.{digits}g}")

@@ -89,7 +89,7 @@ def rows_of(table: Table, mask: Mask) -> Table:
 def parts_of(samples: Samples, old: Profile, device: Device, link_gb_s: float, host_gb_s: float) -> Iterator[Part]:
     """Returns the parts that the samples measure, in the order of a profile.
 
-    `old` is stated at the peaks of `device`; `link_gb_s` is 0 where the profile's collectives do not apply.
+    `old` is stated at the peaks of `device`; `link_gb_s` is 0 if the profile's collectives do not apply.
     """
     for dtype, table in samples.gemm.items():
         forward = table["layout"] == 0 if "layout" in table else np.ones(len(table["m"]), np.bool_)

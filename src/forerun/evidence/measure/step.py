@@ -27,7 +27,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of the harness; None where it is not known."""
+    """One figure of the harness; None if it is not known."""
 
     name: str
     unit: str

@@ -68,7 +68,7 @@ def _plain(run: Run) -> dict[str, dict[str, str | int]]:
 
 
 def _code_of_log(log: Path) -> str:
-    """Returns the code between the first two lines of equal signs. Raises ForerunError where there are none."""
+    """Returns the code between the first two lines of equal signs. Raises ForerunError if there are none."""
     parts = re.split(r"^={100}\n", log.read_text(encoding="utf-8"), maxsplit=2, flags=re.MULTILINE)
     if len(parts) < 3:
         raise ForerunError(f"{log}: has no code between two lines of equal signs; correct programs.yaml")

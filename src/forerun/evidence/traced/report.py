@@ -21,7 +21,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One row: what was measured, and both predictions as errors (predicted / measured - 1), None where unknown."""
+    """One row: what was measured, and both predictions as errors (predicted / measured - 1), None if unknown."""
 
     id: str
     repository: str

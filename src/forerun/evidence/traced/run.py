@@ -32,7 +32,7 @@ class TracedResult:
     run: Run
     traced: Prediction | None
     reason: str
-    """why there is no traced prediction; empty where there is one"""
+    """why there is no traced prediction; empty if there is one"""
     symbolic: RowResult
     cluster: Cluster | None = None
     """the cluster that the row ran on"""

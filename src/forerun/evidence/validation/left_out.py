@@ -80,7 +80,7 @@ def _seconds(place: str, text: str) -> float:
 def left_out(results: Sequence[RowResult], times: Mapping[str, LeftOutTime]) -> LeftOut:
     """Returns the errors of the rows of `results` that have one of the `times`, and the bands that follow.
 
-    Raises ForerunError where there is no such row, as the file then belongs to another table.
+    Raises ForerunError if there is no such row, as the file then belongs to another table.
     """
     rows = [_with_time(each, times[each.row.id].step_time_s) for each in results if each.row.id in times]
     if not any(each.prediction for each in rows):

@@ -157,7 +157,7 @@ def _first_that_fits(model: ModelSpec, plans: Iterable[Plan], cluster: Cluster) 
 
 
 def _offloading(model: ModelSpec, plan: Plan, cluster: Cluster) -> Plan | None:
-    """Returns `plan` with as few activations in host memory as fit, in eighths; None where recipes keep none there.
+    """Returns `plan` with as few activations in host memory as fit, in eighths; None if recipes keep none there.
 
     Megatron-Core refuses to offload under a pipeline.
     """

@@ -25,7 +25,7 @@ MIN_GROUP = 4
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The predicted figures of one row; None where there is none."""
+    """The predicted figures of one row; None if there is none."""
 
     step_time_s: float | None = None
     peak_allocated_gib: float | None = None
@@ -87,7 +87,7 @@ def parameter_range(parameters: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ErrorStats:
-    """Errors of one set of rows, as fractions; nan where no row has both figures."""
+    """Errors of one set of rows, as fractions; nan if no row has both figures."""
 
     compared: int
     total: int
@@ -181,7 +181,7 @@ def out_of_memory(rows: Sequence[Measurement], forecasts: Mapping[str, Forecast]
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Returns the rank correlation, with mean ranks for ties; nan where one side is constant."""
+    """Returns the rank correlation, with mean ranks for ties; nan if one side is constant."""
     a, b = _ranks(first), _ranks(second)
     mean_a, mean_b = mean(a), mean(b)
     scale = math.sqrt(sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b))

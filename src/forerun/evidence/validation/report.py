@@ -27,7 +27,7 @@ _QUANTILES: dict[str, Callable[[list[RowResult]], dict[str, Quantiles]]] = {
 
 
 def build_report(results: Sequence[RowResult], left_out: LeftOut | None = None) -> Report:
-    """Returns all figures of a validation run. Errors and shares are fractions; None where no rows can be compared.
+    """Returns all figures of a validation run. Errors and shares are fractions; None if no rows can be compared.
 
     `left_out` has the errors of stacks whose family the fit left out.
     """

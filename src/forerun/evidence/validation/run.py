@@ -96,7 +96,7 @@ def write_predictions(path: str | Path, results: Sequence[RowResult]) -> None:
     One column has the memory of a process: for rows measured by nvidia-smi, `peak_reserved_gib` and its band include
     the CUDA context and NCCL.
 
-    The file appears complete or not at all. Raises ForerunError where it cannot be written.
+    The file appears complete or not at all. Raises ForerunError if it cannot be written.
     """
     with whole_file(path) as binary, TextIOWrapper(binary, encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

@@ -94,7 +94,7 @@ DATED = r"\b20\d\d\b|\d+\.\d+"
 
 
 def named_stack(row: Measurement) -> str | None:
-    """Returns the stack that the row's framework, software and notes name; None where they name none.
+    """Returns the stack that the row's framework, software and notes name; None if they name none.
 
     Of a framework that changed, a row without a version or a date is taken as the middle one of its generations, which
     is the least wrong on average.

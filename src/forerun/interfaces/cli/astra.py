@@ -84,7 +84,7 @@ class FileOptions:
         return bool(self.workload_configuration or self.system_configuration or self.network_configuration)
 
     def machine(self, aware: bool) -> Machine:
-        """Returns the machine that the files describe. Raises ForerunError where one is missing or wrong."""
+        """Returns the machine that the files describe. Raises ForerunError if one is missing or wrong."""
         if self.system_configuration is None or self.network_configuration is None or not self.workload_configuration:
             raise ForerunError(
                 "astra: configurations are missing; give --workload-configuration, --system-configuration and"
@@ -272,7 +272,7 @@ def _replayed(traces: Sequence[RankTrace], groups: CommGroups, machine: Machine,
 def _statistics_of(found: StreamReplay) -> tuple[RankStatistics, ...]:
     """Returns the statistics of a replay, and says on stderr how many kernels have no time in the traces.
 
-    Raises ForerunError where no kernel has one, and nothing else takes time.
+    Raises ForerunError if no kernel has one, and nothing else takes time.
     """
     if found.untimed:
         what = f"{found.untimed:,} of {found.kernels:,} compute nodes have neither duration_micros nor num_ops"

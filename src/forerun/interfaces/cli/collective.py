@@ -69,7 +69,7 @@ class SizeOptions:
     factor: Annotated[float, typer.Option(min=1.01, help="Ratio between neighbouring sizes of the range.")] = 2.0
 
     def bytes(self) -> list[int]:
-        """Returns all sizes. Raises ForerunError where there is none."""
+        """Returns all sizes. Raises ForerunError if there is none."""
         sizes = [parse_bytes(text) for text in self.size or ()]
         if self.first is not None or self.last is not None:
             if self.first is None or self.last is None:

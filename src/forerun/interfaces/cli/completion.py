@@ -16,7 +16,7 @@ from forerun.describe.stacks.catalog import stack_names
 
 
 def words_to_complete(environment: Mapping[str, str]) -> list[str] | None:
-    """Returns the words after `forerun` on the line that a shell completes; None where no shell asks."""
+    """Returns the words after `forerun` on the line that a shell completes; None if no shell asks."""
     if "_TYPER_COMPLETE_ARGS" not in environment and "COMP_WORDS" not in environment:
         return None
     line = environment.get("_TYPER_COMPLETE_ARGS") or environment.get("COMP_WORDS", "")

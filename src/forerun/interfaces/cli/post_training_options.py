@@ -45,7 +45,7 @@ class PostTrainingOptions:
     ] = None
 
     def around(self) -> PostTraining | None:
-        """Returns the stages around the update, None where there are none. Raises ForerunError for wrong values."""
+        """Returns the stages around the update, None if there are none. Raises ForerunError for wrong values."""
         own = {name: getattr(self, name) for name in ("generated_share", "generation_gib", "old_scores")}
         given = {name: value for name, value in own.items() if value is not None}
         if self.generated_tokens_per_s is None:

@@ -187,7 +187,7 @@ class Written:
 
 @dataclass
 class Beside:
-    """Holds what options ask for beside the prediction of a step; None where none asks."""
+    """Holds what options ask for beside the prediction of a step; None if none asks."""
 
     stages: PostTrainingStep | None = None
     allocator: Allocation | None = None

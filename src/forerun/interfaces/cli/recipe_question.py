@@ -28,7 +28,7 @@ class RecipeQuestion:
     fixed: dict[str, Any]
     """fields of plans that are as in the recipe"""
     plan: Plan | None
-    """the recipe's own plan; None where options ask about another run"""
+    """the recipe's own plan; None if options ask about another run"""
 
 
 def recipe_question(
@@ -63,7 +63,7 @@ def recipe_question(
 
 
 def _own_plan(recipe: Recipe, is_asked_about: bool) -> Plan | None:
-    """Returns the plan that the recipe trains with, or None where it leaves GPUs or batch open.
+    """Returns the plan that the recipe trains with, or None if it leaves GPUs or batch open.
 
     Raises ImpossiblePlan for one that can't run, if it is asked about.
     """

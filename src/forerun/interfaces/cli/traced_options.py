@@ -59,7 +59,7 @@ class TracedOptions:
     def judge(
         self, rows: Sequence[Measurement], models: Mapping[str, ModelSpec], hosts: Hardware, as_json: bool
     ) -> None:
-        """Traces, predicts and prints. Raises ForerunError where no row has a program."""
+        """Traces, predicts and prints. Raises ForerunError if no row has a program."""
         if self.programs is None:
             raise ForerunError("--traced: give the folder with your clones of the repositories: --programs FOLDER")
         known = programs()

@@ -338,7 +338,7 @@ def _as_simulation(found: Comparison) -> Simulation:
 
 
 def write_corrections(found: Corrections, kernels: Path | None, collectives: Path | None) -> None:
-    """Writes the measured times of kernels and of collectives. Raises ForerunError where that fails."""
+    """Writes the measured times of kernels and of collectives. Raises ForerunError if that fails."""
     if kernels is not None:
         write_table(kernels, found.kernel_columns, found.kernels)
     if collectives is not None:
@@ -346,7 +346,7 @@ def write_corrections(found: Corrections, kernels: Path | None, collectives: Pat
 
 
 def write_anchor(path: Path, found: Comparison, rates: KernelRates, cluster: str) -> None:
-    """Writes the measured step and the factors on rates as an --anchor file. Raises ForerunError where that fails."""
+    """Writes the measured step and the factors on rates as an --anchor file. Raises ForerunError if that fails."""
     plan = found.simulation.subject.plan
     record = anchor_record(plan, found.measured_s) | {"cluster": cluster}
     record["rates"] = {name: round(float(value), 6) for name, value in asdict(rates).items()}

@@ -58,7 +58,7 @@ def search_document(
 
 
 def ranking_parts(result: SearchResult, top: int) -> list[Part]:
-    """Returns the best plans as a table, and what to know of them; nothing where no plan fits."""
+    """Returns the best plans as a table, and what to know of them; nothing if no plan fits."""
     if not result.ranked:
         return []
     rows = tuple(

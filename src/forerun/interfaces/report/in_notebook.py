@@ -40,12 +40,12 @@ def parts_html(title: str, subtitle: str, parts: Sequence[Part]) -> str:
 
 
 def shown_picture(title: str, *plots: Plot, note: str = "") -> Picture:
-    """Returns the plots side by side. Raises ForerunError where matplotlib is not installed."""
+    """Returns the plots side by side. Raises ForerunError if matplotlib is not installed."""
     needs_matplotlib()
     return Picture(picture(title, *plots, note=note), ". ".join([title, *(plot.about for plot in plots)]))
 
 
 def needs_matplotlib() -> None:
-    """Raises ForerunError where matplotlib is not installed."""
+    """Raises ForerunError if matplotlib is not installed."""
     if not drawing_is_possible():
         raise ForerunError("pictures need matplotlib: pip install 'forerun[plot]'")

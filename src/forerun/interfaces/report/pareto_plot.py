@@ -26,7 +26,7 @@ _MOST_LABELLED = 24
 def write_pareto_plot(path: Path, explored: Explored) -> None:
     """Draws a panel for each workload on each system where a point could be simulated.
 
-    Raises ForerunError where the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     pairs = [pair for pair in explored.pairs if pair.ranked]
     columns = min(_COLUMNS, max(1, len(pairs)))

@@ -57,7 +57,7 @@ def picture(title: str, *plots: Plot, note: str = "") -> bytes:
 def write_pictures(folder: Path, pictures: Mapping[str, bytes]) -> list[Path]:
     """Writes PNG files by name into `folder`, and makes it where it is missing; every file appears whole.
 
-    Raises ForerunError where a file can't be written.
+    Raises ForerunError if a file can't be written.
     """
     make_folder(folder)
     with whole_files() as files:

@@ -78,7 +78,7 @@ def heat_picture(shown: HeatMap) -> bytes:
 
 
 def sweep_pictures(sweep: Sweep) -> Mapping[str, bytes]:
-    """Returns plots of what more GPUs or larger batches bring; nothing where no plan fits."""
+    """Returns plots of what more GPUs or larger batches bring; nothing if no plan fits."""
     if sweep.best is None:
         return {}
     plots: list[Plot] = [sweep_plot(sweep, panel) for panel in figures_of(sweep)]

@@ -40,7 +40,7 @@ _WIDTH_INCHES = 8.0
 def write_validation_pictures(folder: Path, results: Sequence[RowResult]) -> list[Path]:
     """Writes every picture that the rows give as a PNG file into `folder`, which is made; each appears whole.
 
-    Raises ForerunError where matplotlib is not installed or a file can't be written.
+    Raises ForerunError if matplotlib is not installed or a file can't be written.
     """
     if not drawing_is_possible():
         raise ForerunError("--plots needs matplotlib: pip install 'forerun[plot]'")

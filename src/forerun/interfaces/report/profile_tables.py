@@ -86,7 +86,7 @@ def analysis_record(analysis: Analysis) -> dict[str, Any]:
 
 
 def write_analysis(folder: Path, analysis: Analysis) -> None:
-    """Writes a CSV file for each table into `folder`. Raises ForerunError where that fails."""
+    """Writes a CSV file for each table into `folder`. Raises ForerunError if that fails."""
     make_folder(folder)
     for table in analysis.tables:
         write_table(folder / f"{table.name}.csv", table.columns, table.rows)

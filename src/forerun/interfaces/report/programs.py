@@ -48,7 +48,7 @@ def _fitting_record(each: Fitting) -> dict[str, Any]:
 
 
 def write_programs_csv(path: str | Path, ranking: ProgramRanking) -> None:
-    """Writes every file as one row, the best first. Raises ForerunError where the file can't be written."""
+    """Writes every file as one row, the best first. Raises ForerunError if the file can't be written."""
     write_rows(path, ranking.to_rows())
 
 

@@ -118,7 +118,7 @@ def bin_record(each: Bin) -> dict[str, Any]:
 def write_csv(path: str | Path, result: SearchResult) -> None:
     """Writes every possible plan of a search as one row, best first. The file appears whole or not at all.
 
-    Raises ForerunError where the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -238,7 +238,7 @@ def _anchored_by_family(fit: Fit, anchored: Sequence[F64]) -> dict[str, dict[str
 
 
 def _figures(errors: F64, weights: F64 | None = None) -> dict[str, float]:
-    """Returns the figures of errors that are logarithms, as fractions of the measured time; nan where there is none."""
+    """Returns the figures of errors that are logarithms, as fractions of the measured time; nan if there is none."""
     if not len(errors):
         return dict.fromkeys(_FIGURES, float("nan")) | {"rows": 0}
     share = np.ones(len(errors)) if weights is None else weights

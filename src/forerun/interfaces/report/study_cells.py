@@ -20,7 +20,7 @@ class StudyCells(NamedTuple):
     """share of the step in which communication runs and no kernel does"""
     memory_gib: str
     dollars_per_million: str
-    """dollars per million samples without a sign; empty where no price is known"""
+    """dollars per million samples without a sign; empty if no price is known"""
 
 
 def scale_cells(point: ScalePoint) -> StudyCells | None:

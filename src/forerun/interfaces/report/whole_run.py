@@ -130,7 +130,7 @@ def _saved(study: RunStudy, saved_s: float) -> str:
 
 
 def cost_words(study: RunStudy) -> str:
-    """Returns cost and energy of the run in words; empty where neither is known."""
+    """Returns cost and energy of the run in words; empty if neither is known."""
     parts = []
     if study.dollars is not None:
         parts.append(f"${dollars(study.dollars)}")

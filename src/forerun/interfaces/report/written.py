@@ -34,7 +34,7 @@ def finite(value: Any) -> Any:
 
 
 def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes rows with the same keys as CSV. The file appears whole or not at all; ForerunError where it can't be
+    """Writes rows with the same keys as CSV. The file appears whole or not at all; ForerunError if it can't be
     written."""
     with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["rank"], lineterminator="\n")
@@ -45,7 +45,7 @@ def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_table(path: str | Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Writes rows of cells as CSV; a figure that does not exist is empty. The file appears whole or not at all.
 
-    Raises ForerunError where the file can't be written.
+    Raises ForerunError if the file can't be written.
     """
     with whole_file(path) as binary, io.TextIOWrapper(binary, encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -62,7 +62,7 @@ def case_document(paths: Sequence[Path]) -> Document:
     """Returns a document on the traces and their replay on the system and the network that were dropped with them.
 
     The files have the names of a case folder: `system.json`, a network in YAML, and where there are any
-    `comm_group.json` and `remote_memory.json`. Raises ForerunError where one is missing, unknown or wrong.
+    `comm_group.json` and `remote_memory.json`. Raises ForerunError if one is missing, unknown or wrong.
     """
     folder, traces = paths[0].parent, [path for path in paths if is_trace(path)]
     networks = [path for path in paths if path.suffix in _NETWORKS]

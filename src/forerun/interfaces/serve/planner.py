@@ -81,7 +81,7 @@ class Planner:
             return found
 
     def kept(self, question: Question) -> Answered:
-        """Returns the answer that the server keeps. Raises ForerunError where it is no longer kept."""
+        """Returns the answer that the server keeps. Raises ForerunError if it is no longer kept."""
         found = self.known(question)
         if found is None:
             raise ForerunError("the answer to this question is no longer kept; ask it again")

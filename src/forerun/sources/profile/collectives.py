@@ -46,11 +46,11 @@ class Call(NamedTuple):
 
     kind: Collective
     bytes_comm: float
-    """the full buffer by nccl-tests' convention; 0 where the file does not say"""
+    """the full buffer by nccl-tests' convention; 0 if the file does not say"""
     ranks: tuple[int, ...]
-    """the ranks of its group; empty where the file does not say"""
+    """the ranks of its group; empty if the file does not say"""
     group_size: int
-    """0 where the file does not say"""
+    """0 if the file does not say"""
     group_name: str
     dtype: str
 
@@ -85,7 +85,7 @@ def calls_of(profile: Profile, rows: I64) -> list[Call]:
 
 
 def kind_of(name: str) -> Collective:
-    """Returns the kind of collective that a name, of a call or of a kernel, tells; NONE where it tells none."""
+    """Returns the kind of collective that a name, of a call or of a kernel, tells; NONE if it tells none."""
     small = name.lower()
     return next((kind for pattern, kind in _KINDS if re.search(pattern, small)), Collective.NONE)
 

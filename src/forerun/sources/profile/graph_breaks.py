@@ -25,7 +25,7 @@ class GraphBreak(NamedTuple):
     place: str
     """file:line of the code that breaks the graph"""
     module: str
-    """path of modules around it, joined by dots; empty where the profile names none"""
+    """path of modules around it, joined by dots; empty if the profile names none"""
     calls: int
     """times in the step"""
     idle_s: float

@@ -73,7 +73,7 @@ class _Fused(NamedTuple):
 
 
 def attention_shape(operator: Operator) -> _Fused | None:
-    """Returns the kernel and the shape of an operator that is fused attention; None where sizes or dtype lack.
+    """Returns the kernel and the shape of an operator that is fused attention; None if sizes or dtype lack.
 
     Packed sequences, whose lengths no file says, and masks of blocks have none.
     """

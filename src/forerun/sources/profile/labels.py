@@ -21,7 +21,7 @@ _TYPES = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double
 
 
 class Operator(NamedTuple):
-    """An operator with the sizes of its arguments; None where the file says none."""
+    """An operator with the sizes of its arguments; None if the file says none."""
 
     name: str
     sizes: tuple[tuple[int, ...], ...] | None

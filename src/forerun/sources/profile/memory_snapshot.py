@@ -30,7 +30,7 @@ class Block(NamedTuple):
     size: int
     category: str
     where: str
-    """the innermost frame of the user's own code; empty where no frame was recorded"""
+    """the innermost frame of the user's own code; empty if no frame was recorded"""
 
 
 class Moment(NamedTuple):

@@ -87,14 +87,14 @@ class Profile:
         return np.asarray(found[np.argsort(self.rows.ts_ns[found], kind="stable")])
 
     def device_peak_bytes(self, key: Key) -> int | None:
-        """Returns the largest total of the device's memory, allocated or reserved; None where it is not recorded."""
+        """Returns the largest total of the device's memory, allocated or reserved; None if it is not recorded."""
         total = self.values(key, -1)
         on_device = (self.values(Key.DEVICE_TYPE, -1) == _ON_DEVICE) & (total >= 0)
         return int(total[on_device].max()) if on_device.any() else None
 
     @property
     def world_size(self) -> int | None:
-        """Returns the number of ranks of the run, None where the file does not say."""
+        """Returns the number of ranks of the run, None if the file does not say."""
         return _whole(self._distributed.get("world_size"))
 
     @property
@@ -107,7 +107,7 @@ class Profile:
 
     @property
     def base_ns(self) -> int:
-        """Returns the time of the clock at which the file's times begin, 0 where they are times of the clock."""
+        """Returns the time of the clock at which the file's times begin, 0 if they are times of the clock."""
         return _whole(self.metadata.get("baseTimeNanoseconds")) or 0
 
     @property

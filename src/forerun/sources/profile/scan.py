@@ -67,7 +67,7 @@ class State(IntEnum):
     EXTRAS = 1
     EVENTS = 2
     FRACTIONAL = 3
-    """1 where a time has a fraction of a microsecond, or an event has none"""
+    """1 if a time has a fraction of a microsecond, or an event has none"""
     WITHOUT_DURATION = 4
     AFTER_EVENT = 5
     """1 between an event and the comma behind it"""

@@ -29,7 +29,7 @@ class Step:
     row: I64
     """rows of kernels, copies and fills"""
     call: I64
-    """row of the call that launched each, NONE where the file lacks it"""
+    """row of the call that launched each, NONE if the file lacks it"""
     issue_ns: I64
     """when the host issues each; never after a later one of its stream"""
     backlog_ns: int

@@ -59,7 +59,7 @@ _HOST_WAIT = "host, after it waited"
 def to_program(schedules: Sequence[Schedule], device: Device | None) -> Program:
     """Returns the Program of one step of each rank, recorded on `device`. Ranks that lack do as those that are there.
 
-    Raises ForerunError where the files are of runs of different size.
+    Raises ForerunError if the files are of runs of different size.
     """
     steps = [one.step for one in schedules]
     sizes = {one.profile.world_size or len(steps) for one in steps}

@@ -96,7 +96,7 @@ class DataParallel:
         """Returns the block of one action around a unit whose backward pass leaves `made` bytes of gradients.
 
         `turn` is the number of the gather modulo the prefetch depth, `before` the bytes of the buffer that the unit
-        before has kept. The result is None where there is nothing to do.
+        before has kept. The result is None if there is nothing to do.
         """
         if action == "gather":
             return self._gather(name, weights, turn)
@@ -223,7 +223,7 @@ class DataParallel:
     def _reduce_scatter(self, name: str, weights: Weights, made: int, first: bool, before: int) -> Block:
         """Returns the block that copies gradients into one buffer, reduce-scatters it and all-reduces it over replicas.
 
-        `made` is the bytes of gradients that the backward pass left, -1 where it added them to a buffer; `before` is
+        `made` is the bytes of gradients that the backward pass left, -1 if it added them to a buffer; `before` is
         the bytes of the buffer that the reduction before used.
         """
         kernels, block, plan = self.kernels, BlockBuilder(), self.kernels.plan

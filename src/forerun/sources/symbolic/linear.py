@@ -18,7 +18,7 @@ class Casts(NamedTuple):
     """Elements that a rank casts to fp8 for one product."""
 
     own: float
-    """of the input before a gather; 0 where another product has cast it"""
+    """of the input before a gather; 0 if another product has cast it"""
     read: float
     """of the input as the product reads it"""
     gradient: float
@@ -252,7 +252,7 @@ class Section:
         """Returns the tensors that a product keeps of its input `x` for its weight gradient, and the tensors that it
         makes for this.
 
-        That is `x`, or its cast to fp8 where the stack keeps casts, or nothing where the backward pass computes `x`
+        That is `x`, or its cast to fp8 where the stack keeps casts, or nothing if the backward pass computes `x`
         anew. A cast that another product has made is not made again; a new one is returned as (name, bytes). `x` has
         `elements` elements.
         """

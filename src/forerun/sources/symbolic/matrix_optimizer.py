@@ -30,7 +30,7 @@ class Share(NamedTuple):
     """The matrices of one shape that a rank works on."""
 
     matrix: Matrix
-    """the shape, with a batch of 1 where the batch is shared out"""
+    """the shape, with a batch of 1 if the batch is shared out"""
     number: int
     exchanged: int
     """elements that the rank sends to others before the products, and gets back after them"""
@@ -46,7 +46,7 @@ def matrices_of(plan: Plan) -> OfMatrices | None:
 
 
 def ranks_of(plan: Plan, matrix: Matrix) -> int:
-    """Returns the number of ranks that share the state of a matrix; 1 where nothing is sharded."""
+    """Returns the number of ranks that share the state of a matrix; 1 if nothing is sharded."""
     if not plan.shards_optimizer:
         return 1
     return max(1, plan.expert_ranks if matrix.expert else plan.state_ranks)
@@ -167,7 +167,7 @@ def _brought(kernels: PlanKernels, block: BlockBuilder, some: list[Share], own: 
 def _exchange(
     kernels: PlanKernels, block: BlockBuilder, share: Share, own: OfMatrices, name: str, stream: Stream, after: int
 ) -> int:
-    """Appends an exchange of shards for whole matrices, or back; returns its node, -1 where there is none."""
+    """Appends an exchange of shards for whole matrices, or back; returns its node, -1 if there is none."""
     axis = shard_axis(kernels.plan, share.matrix.expert)
     if not share.exchanged or kernels.group_size.get(axis, 1) == 1:
         return -1

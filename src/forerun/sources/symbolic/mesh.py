@@ -24,7 +24,7 @@ def groups_of(plan: Plan, node_size: int) -> dict[str, CommGroup]:
     innermost, `etp`, split an expert, the next, `ep`, have different experts, and the rest, `dp_expert`, share the
     state of an expert. Where a pipeline holds each stage twice, the ranks of both copies belong to these groups.
 
-    Raises ImpossiblePlan where the ranks can't be cut into equal groups of experts.
+    Raises ImpossiblePlan if the ranks can't be cut into equal groups of experts.
     """
     degrees = tuple([(axis, int(getattr(plan, axis))) for axis in plan.mesh_axes])
     goes_round = plan.virtual_stages > 1 and plan.pp_schedule not in V_SCHEDULES

@@ -52,7 +52,7 @@ class TrainingState:
 
     saved: SavedState
     init: tuple[InitStage, ...]
-    """stages of initialisation; empty where the stack does not initialise as PyTorch's FSDP does"""
+    """stages of initialisation; empty if the stack does not initialise as PyTorch's FSDP does"""
 
 
 def training_state(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster, stack: Stack) -> TrainingState:

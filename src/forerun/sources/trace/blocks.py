@@ -26,7 +26,7 @@ class Module:
 
     unit: str
     number: int
-    """-1 where the path has none."""
+    """-1 if the path has none."""
     rest: str
 
     @staticmethod

@@ -150,7 +150,7 @@ def relative_waits(one: Recording) -> list[Waits]:
 
 
 def absolute_waits(stream: I64, waiter: I64, of_stream: I64, between: I64) -> I64:
-    """Returns the nodes that `waiter` wait for: the inverse of `relative_waits`; -1 where a stream has too few nodes
+    """Returns the nodes that `waiter` wait for: the inverse of `relative_waits`; -1 if a stream has too few nodes
     before."""
     n = len(stream)
     keys = _by_stream(stream)

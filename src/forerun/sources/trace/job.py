@@ -122,7 +122,7 @@ class Failure:
 
     @staticmethod
     def read(path: Path) -> Failure | None:
-        """Returns the failure in a file; None where there is none that can be read."""
+        """Returns the failure in a file; None if there is none that can be read."""
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             return Failure(**{key: str(value) for key, value in values.items()})

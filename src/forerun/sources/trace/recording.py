@@ -39,11 +39,11 @@ class Recording:
     peer: I32
     """The global rank at the other end of a send or receive, -1 for other nodes."""
     sync: I8
-    """1 where the host waits for the end of the node."""
+    """1 if the host waits for the end of the node."""
     compiled: I8
-    """1 where the kernel belongs to a region under torch.compile."""
+    """1 if the kernel belongs to a region under torch.compile."""
     line: I32
-    """Index into `lines`, -1 where source lines were not recorded."""
+    """Index into `lines`, -1 if source lines were not recorded."""
     wait_ptr: I64
     """(N + 1,) CSR rows of `wait`."""
     wait: I32

@@ -61,7 +61,7 @@ def last_words(path: Path) -> str:
 
 
 def resident_bytes(pid: int) -> int:
-    """Returns the resident memory of a process; 0 where the system does not say."""
+    """Returns the resident memory of a process; 0 if the system does not say."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

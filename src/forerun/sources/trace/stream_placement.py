@@ -51,7 +51,7 @@ class StreamPlacement:
 
     of_node: I8
     named: I8
-    """(N,) 1 where the stream is that of the node's own kind of traffic."""
+    """(N,) 1 if the stream is that of the node's own kind of traffic."""
     notes: tuple[str, ...]
 
 

@@ -289,7 +289,7 @@ def _source_lines(roles: Roles) -> dict[str, list[str]]:
 
 
 def _numbers(roles: Roles, groups: Groups, key: str) -> list[int] | None:
-    """Returns the entries of the groups that recordings name under `key`, None where no recording does."""
+    """Returns the entries of the groups that recordings name under `key`, None if no recording does."""
     if all(one.meta.get(key) is None for one in roles.recordings):
         return None
     named = {name for one in roles.recordings for name in one.meta.get(key) or ()}

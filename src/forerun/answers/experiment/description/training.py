@@ -79,7 +79,7 @@ def precision_of(given: bool | str, devices: tuple[Device, ...], convolutional: 
 def agreed(section: TrainingSection, plan_keys: dict[str, Any], seq_len: int | None, place: str) -> dict[str, Any]:
     """Returns plan keys, including those that `section` spells in its own way.
 
-    `seq_len` is the model's sequence_length where it is given. Raises ForerunError where two words contradict.
+    `seq_len` is the model's sequence_length where it is given. Raises ForerunError if two words contradict.
     """
     fields = dict(plan_keys)
     for key, field in SPELLINGS.items():
@@ -194,7 +194,7 @@ class Schedules:
 
 
 def schedules_of(section: TrainingSection, has_sequences: bool, place: str) -> Schedules:
-    """Returns the schedules. Raises ForerunError where iterations are not in order."""
+    """Returns the schedules. Raises ForerunError if iterations are not in order."""
     for key, most in (
         ("batch_schedule", MOST_OF_A_PLAN["micro_batch"]),
         ("sequence_length_schedule", MOST_OF_A_PLAN["seq_len"]),

@@ -207,7 +207,7 @@ class Topology(ABC):
         return _paths(len(src), list(self._steps(src, dst)))
 
     def next_link(self, n_devices: int | None = None) -> I32:
-        """Returns (devices, NPUs): index of the link that a device takes towards an NPU, -1 where it is that NPU.
+        """Returns (devices, NPUs): index of the link that a device takes towards an NPU, -1 if it is that NPU.
 
         With `n_devices` the table has only that many of the devices.
 

@@ -23,7 +23,7 @@ def rope_theta(t: Translation, family: Family) -> float:
 
 
 def family_of(t: Translation) -> Family:
-    """Returns torchtitan's family of the model. Raises ForerunError where it has none."""
+    """Returns torchtitan's family of the model. Raises ForerunError if it has none."""
     model = t.model
     for wrong, what in _unlike_all(model):
         if wrong:

@@ -47,7 +47,7 @@ def _statement(error: BaseException) -> str:
 
 
 def absent(modules: Iterable[str], own: str) -> ModuleNotFoundError | None:
-    """Imports `modules`, and returns the first failure to find a package other than `own`, None where there is none.
+    """Imports `modules`, and returns the first failure to find a package other than `own`, None if there is none.
 
     A program that tries several modules until one can be imported hides why none could.
     """
@@ -63,7 +63,7 @@ def absent(modules: Iterable[str], own: str) -> ModuleNotFoundError | None:
 
 
 def _missing(error: BaseException) -> str | None:
-    """Returns the package whose import failed first among the causes of `error`, None where all are there."""
+    """Returns the package whose import failed first among the causes of `error`, None if all are there."""
     found, seen = None, set[int]()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

@@ -52,7 +52,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Returns the most tokens that one embedding looked up; 0 where the program is given images, sounds or
+        """Returns the most tokens that one embedding looked up; 0 if the program is given images, sounds or
         latents."""
         return 0 if self._field else max(self._looked_up.values(), default=0)
 

@@ -139,7 +139,7 @@ class Lowering:
 
 
 def _splits(node: FusionNode) -> int:
-    """Returns how many parts the first stage of a reduction has; 1 where one stage fills the device."""
+    """Returns how many parts the first stage of a reduction has; 1 if one stage fills the device."""
     limits = _REDUCTIONS
     multiprocessors, warp, most_per_thread = limits["multiprocessors"], limits["warp"], limits["most_per_thread"]
     device_threads, block_threads = multiprocessors * limits["threads"], limits["block_warps"] * warp

@@ -75,7 +75,7 @@ def _make_state(within_mode: Callable[[Callable[..., Any]], Callable[..., Any]])
 
 def update_of(steps: Sequence[Sequence[Node]]) -> tuple[int, Any]:
     """Returns the number of the first step of a graph that belongs to an optimizer, and the optimizer; the number of
-    steps and None where there is none."""
+    steps and None if there is none."""
     for number, nodes in enumerate(steps):
         for node in nodes:
             optimizer = _optimizers.get(node.meta.get(_PASSED_ON, {}).get(_MARK))

@@ -23,7 +23,7 @@ class Step:
     computed: list[Node]
     """The nodes that belong to the kernel."""
     kernel: FusionGroup | None
-    """None where each node is recorded on its own, as in eager mode."""
+    """None if each node is recorded on its own, as in eager mode."""
     written: list[Node] = field(default_factory=list)
     """The nodes whose values the kernel leaves in memory."""
     dying: list[Node] = field(default_factory=list)

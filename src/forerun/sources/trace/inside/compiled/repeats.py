@@ -126,7 +126,7 @@ def _stacks(gm: GraphModule, nodes: Iterable[Node]) -> Iterator[dict[str, Any]]:
 
 
 def find_repeats(gm: GraphModule) -> Repeats | None:
-    """Returns the equal blocks of a graph, None where there are too few."""
+    """Returns the equal blocks of a graph, None if there are too few."""
     nodes = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
     found = _longest(_numbers(gm, nodes))
     if found is None:
@@ -180,7 +180,7 @@ def described(value: Any) -> str:
 
 
 def attribute(gm: Any, path: str) -> Any:
-    """Returns the attribute of a module that a path names, None where there is none."""
+    """Returns the attribute of a module that a path names, None if there is none."""
     for name in path.split("."):
         gm = getattr(gm, name, None)
     return gm
@@ -264,7 +264,7 @@ def _same_distance(sources: Sequence[Node], place: dict[Node, int], start: int, 
 
 
 def _only_kept_are_read(nodes: Sequence[Node], place: dict[Node, int], start: int, period: int, count: int) -> None:
-    """Raises NotEqual where something after the blocks reads a block that is left out."""
+    """Raises NotEqual if something after the blocks reads a block that is left out."""
     end = start + period * count
     for number in range(start + FIRST * period, end - LAST * period):
         if any(place.get(user, end) >= end for user in nodes[number].users):

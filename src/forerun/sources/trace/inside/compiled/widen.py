@@ -64,7 +64,7 @@ class Narrow:
 
 
 def narrowed(gm: GraphModule) -> Narrow | None:
-    """Returns the short graph for one that Dynamo captured, None where there are too few equal lanes."""
+    """Returns the short graph for one that Dynamo captured, None if there are too few equal lanes."""
     return _narrowed(gm, False) or _narrowed(gm, True)
 
 

@@ -171,7 +171,7 @@ def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
 
 
 def _packed_pairs(lengths_q: Any, lengths_kv: Any, left: int, right: int) -> float | None:
-    """Returns the (query, key) pairs of packed sequences, None where their cumulative lengths are not known."""
+    """Returns the (query, key) pairs of packed sequences, None if their cumulative lengths are not known."""
     both = [known_value(one) if isinstance(one, torch.Tensor) else None for one in (lengths_q, lengths_kv)]
     if both[0] is None or both[1] is None or both[0].dim() != 1:
         return None

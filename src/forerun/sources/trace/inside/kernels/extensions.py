@@ -29,7 +29,7 @@ def install(launches: Launches) -> None:
 
 
 def described_module(name: str, launches: Launches) -> ModuleType | None:
-    """Returns a module of the described functions of `name`, None where nobody described one."""
+    """Returns a module of the described functions of `name`, None if nobody described one."""
     if not any(rule.name.rpartition(".")[0] == name for rule in rules(EXTENSION)):
         return None
     made = ModuleType(name)

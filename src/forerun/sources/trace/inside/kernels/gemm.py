@@ -79,7 +79,7 @@ def product(
     accumulate: bool = False,
     dtype: str = "",
 ) -> list[Kernel]:
-    """Returns the row of `batch` products (m, k) by (k, n); nothing where they have no element.
+    """Returns the row of `batch` products (m, k) by (k, n); nothing if they have no element.
 
     A complex product counts as the real one of (2 m, 2 k) by (2 k, n) with its 8 m n k FLOPs.
     """

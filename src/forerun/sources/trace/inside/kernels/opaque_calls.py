@@ -29,7 +29,7 @@ class Launches:
         self.mode.oracle.overwritten(stored)
 
     def record(self, name: str, cost: Cost, read: Any, written: Any) -> int:
-        """Appends the node of a call and returns its number, -1 where it does nothing."""
+        """Appends the node of a call and returns its number, -1 if it does nothing."""
         recorder, node = self.recorder, -1
         for kernel in kernels_of(recorder.ops, name, cost, read, written):
             node = recorder.node(kernel.op)

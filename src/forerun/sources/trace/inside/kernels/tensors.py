@@ -264,7 +264,7 @@ def memory(
     workspace_bytes: int = 0,
     flops: float = 0.0,
 ) -> list[Kernel]:
-    """Returns one memory-bound row named after the operator; nothing where no byte moves."""
+    """Returns one memory-bound row named after the operator; nothing if no byte moves."""
     if read + written <= 0:
         return []
     plan = call.plan

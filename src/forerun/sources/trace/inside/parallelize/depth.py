@@ -37,7 +37,7 @@ class Run:
 
 
 def repeated_layers(model: nn.Module) -> Run | None:
-    """Returns the run that repeats the most parameters; None where no container repeats anything."""
+    """Returns the run that repeats the most parameters; None if no container repeats anything."""
     runs = [run for path, container in containers(model) if (run := _best_run(path, container)) is not None]
     return max(runs, key=lambda run: (run.n_layers - run.period) * _size(run), default=None)
 

@@ -60,11 +60,11 @@ class Meshes:
                 group.label = _NAMES.get(name, name)
 
     def axis(self, name: str) -> Any:
-        """Returns the 1-D mesh of axis `name`; None where it has one rank."""
+        """Returns the 1-D mesh of axis `name`; None if it has one rank."""
         return self._made.get(name)
 
     def sharded(self) -> Any:
-        """Returns the mesh for FSDP2: 1-D, or 2-D (replicate, shard) for HSDP; None where there is nothing to shard
+        """Returns the mesh for FSDP2: 1-D, or 2-D (replicate, shard) for HSDP; None if there is nothing to shard
         over."""
         shard = self.axis("dp_shard_cp")
         if shard is None or "dp_replicate" not in self._made:

@@ -131,7 +131,7 @@ class MessagingGroup(_ProcessGroup):
 
 
 def _payload(value: torch.Tensor | None) -> bytes:
-    """Returns the bytes of a tensor; empty where its data is not known."""
+    """Returns the bytes of a tensor; empty if its data is not known."""
     if value is None:
         return b""
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():

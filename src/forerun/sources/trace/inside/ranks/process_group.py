@@ -151,7 +151,7 @@ class VirtualGroup(MessagingGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> VirtualGroup | None:
-        """Returns the group of these ranks (numbers within this group); None where this process is not one of them."""
+        """Returns the group of these ranks (numbers within this group); None if this process is not one of them."""
         if self.rank_ not in ranks:
             return None
         members = [self.ranks[r] for r in ranks]

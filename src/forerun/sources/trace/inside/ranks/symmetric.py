@@ -54,7 +54,7 @@ class Values:
         self._known, self._keep = known, keep
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Returns the real data of `tensor`, None where it is not known."""
+        """Returns the real data of `tensor`, None if it is not known."""
         if not isinstance(tensor, FakeTensor):
             return tensor if tensor.device.type == "cpu" else None
         return None if self._known is None else self._known(tensor)

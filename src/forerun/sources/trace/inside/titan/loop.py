@@ -31,7 +31,7 @@ def loop_of(config: Any, profiler: str) -> TrainingLoop:
 
 
 def _value(config: Any, path: str) -> Any:
-    """Returns the setting at `section.key`, None where there is none."""
+    """Returns the setting at `section.key`, None if there is none."""
     for name in path.split("."):
         config = getattr(config, name, None)
     return config
