@@ -1,1 +1,3 @@
-"""This wing answers what users ask of Programs: predictions, searches over plans, experiments, whole runs and jobs."""
+"""This wing answers the questions of users about Programs: predictions, searches over plans, experiments, whole runs
+and jobs.
+"""

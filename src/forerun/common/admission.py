@@ -106,8 +106,8 @@ def parse_json(text: str, place: str, any_number: bool = False, line: int | None
     """Returns the value of a JSON text.
 
     Args:
-        any_number: reads numbers that `admit` refuses too, for files of others of which some keys are never used.
-        line: the line of the file that the text is, where it is not the whole file.
+        any_number: also reads numbers that `admit` refuses, for foreign files with keys that are never used.
+        line: the line of the file that holds the text, if the text is not the whole file.
 
     Raises ForerunError, naming `place` and the line, if the text is not JSON or gives a key twice, and as `admit`.
     """
@@ -138,7 +138,7 @@ _Path = tuple[Any, ...]
 
 
 def admit(data: Any, place: str, any_number: bool = False) -> None:
-    """Raises ForerunError, naming `place` and the key, for what no file can mean.
+    """Raises ForerunError, naming `place` and the key, for values that no file can mean.
 
     Such are nesting deeper than `DEEPEST`, a number that is not finite or not in 64 bits, a text or key that has a NUL
     or that UTF-8 can't write, a key longer than `LONGEST_KEY`, and a value of a type that JSON and plain YAML lack.

@@ -63,7 +63,7 @@ def load_own(text: str, place: str) -> Any:
 def load_module(path: Path) -> ModuleType:
     """Returns the module of a Python file. The file is executed again only after a change.
 
-    Raises what the file raises, and OSError if it can't be read.
+    Raises the errors of the file itself, and OSError if it can't be read.
     """
     try:
         state = path.stat()

@@ -54,7 +54,7 @@ def simulation_picture(simulation: Simulation) -> Picture:
 
 
 def search_html(result: SearchResult) -> str:
-    """Returns the best plans of a search, and what became of the others."""
+    """Returns the best plans of a search, and the counts of the others."""
     nothing: list[Part] = [] if result.ranked else [Text("Nothing fits in memory.")]
     counts = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in result.counts.items())
     question = f"{result.seq_len:,} tokens a sequence, global batch {result.global_batch:,}, best by {result.objective}"

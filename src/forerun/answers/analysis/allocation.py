@@ -36,7 +36,9 @@ class Allocation:
 
 
 def allocation(program: Program, cluster: Cluster, stack: Stack, settings: AllocatorSettings) -> Allocation:
-    """Replays the fullest rank class of `program` (not folded) beside what `stack` keeps on a device of `cluster`."""
+    """Replays the allocator on the fullest rank class of `program` (not folded), beside the memory that `stack` keeps
+    on a device of `cluster`.
+    """
     need = memory_need(program, cluster, stack)
     available = need.limit_bytes - need.outside_bytes
     steps = replay_steps(program, need.worst, settings, available)

@@ -23,7 +23,7 @@ _STATE = (Category.PARAMETER, Category.OPTIMIZER)
 def around_plan(
     simulation: Simulation, setup: Setup, loop: TrainingLoop | None = None, storage: Storage | None = None
 ) -> Simulation:
-    """Returns `simulation` with a prediction that also says what surrounds the step of `setup`.
+    """Returns `simulation` with a prediction that also has the work around the step of `setup`.
 
     With a `loop`, `simulation` must be unfolded.
     """
@@ -35,7 +35,9 @@ def around_plan(
 def around_program(
     simulation: Simulation, program: Program, cluster: Cluster, loop: TrainingLoop, storage: Storage | None = None
 ) -> Simulation:
-    """Returns `simulation` of `program` with a prediction that also says what `loop` costs and what its trace noted."""
+    """Returns `simulation` of `program` with a prediction that also has the cost of `loop` and the notes of the
+    trace.
+    """
     stages = (InitStage("trace", one.name, one.allocated_bytes, one.peak_bytes) for one in Origin.of(program).stages)
     simulation = replace(simulation, prediction=replace(simulation.prediction, init=tuple(stages)))
     if not loop:

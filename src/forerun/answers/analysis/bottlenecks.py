@@ -159,7 +159,7 @@ def _before(time_ps: I64, edges: I64, whole: I64) -> I64:
 
 
 def op_name(simulation: Simulation, row: int) -> str:
-    """Names an op that is not a kernel by what it does and the ranks that take part."""
+    """Names an op that is not a kernel by its work and the ranks that take part."""
     ops = simulation.program.ops
     if not ops.is_communication[row]:
         return "copies between device and host"

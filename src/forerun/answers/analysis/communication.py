@@ -53,8 +53,8 @@ class CollectiveTime:
 def collectives_of(setup: Setup, simulation: Simulation) -> tuple[CollectiveTime, ...]:
     """Returns `collective_times` of a simulated setup.
 
-    Nothing where collectives don't take what NCCL needs on sound links: on a topology, under another communication
-    pattern, or on slow links.
+    The result is empty if collectives don't have NCCL's times on sound links: on a topology, under another
+    communication pattern, or on slow links.
     """
     if setup.network is not None or setup.pattern is not None or setup.slow_links != 1.0:
         return ()

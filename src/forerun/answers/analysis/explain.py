@@ -1,4 +1,4 @@
-"""Says where every figure of a prediction comes from, one line for each figure."""
+"""Lists the source of every figure of a prediction, one line for each figure."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def explain(
 ) -> tuple[str, ...]:
     """Returns the lines that name the inputs, the models and the fitted constants behind each figure of a Prediction.
 
-    `mfu` says what MFU counts and divides by, `band` where the band of the time comes from. `network` is the network
-    that collectives ran on in place of the cluster's links. `notes` come last.
+    `mfu` describes the FLOPs and the peak of MFU, and `band` the source of the band of the time. `network` is the
+    network that collectives ran on in place of the cluster's links. `notes` come last.
     """
     device, model = cluster.device, reserve_model()
     outside_gib = memory.outside_bytes / GIB

@@ -79,7 +79,7 @@ def memory_need(
 
 
 def _pool_of(program: Program) -> tuple[Category, ...]:
-    """Returns the category of what CUDA graphs hold, if a traced program has such tensors."""
+    """Returns the category of the tensors of CUDA graphs, if a traced program has such tensors."""
     categories = [block.tensor_category for block in program.blocks]
     held = bool(categories) and bool((np.concatenate(categories) == Category.GRAPH_POOL).any())
     return (Category.GRAPH_POOL,) if held else ()

@@ -20,7 +20,7 @@ from forerun.describe.plan.constraints import check_plan
 
 @dataclass(frozen=True, slots=True)
 class PostTraining:
-    """Describes what surrounds the update of the trained model in one step."""
+    """Describes the work around the update of the trained model in one step."""
 
     generated_tokens_per_s: float
     """tokens that the inference engine generates each second on one GPU, in the mean over a step"""
@@ -118,5 +118,7 @@ def _critic(setup: Setup, model: ModelSpec) -> tuple[Setup, Simulation]:
 
 
 def _resident_gib(simulation: Simulation) -> float:
-    """Returns the GiB that the fullest GPU holds between steps: weights, optimizer states, and what else stays."""
+    """Returns the GiB that the fullest GPU holds between steps: weights, optimizer states, and other resident
+    tensors.
+    """
     return max(int(cls.resident_bytes.sum()) for cls in simulation.program.rank_classes) / GIB

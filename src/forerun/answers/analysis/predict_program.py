@@ -103,7 +103,7 @@ def predict_program(
 
 
 def read_program(path: str | Path) -> Program:
-    """Reads the Program saved in a file, and names it after the file where it has no name.
+    """Reads the Program saved in a file. A Program without a name gets the name of the file.
 
     Raises ForerunError if the file can't be read or holds no complete Program; the message names the file.
     """
@@ -130,7 +130,7 @@ def placed_program(program: Program, cluster: Cluster, n_gpus: int | None = None
 
 
 def _notes(program: Program, origin: Origin, stack: str | None) -> tuple[str, ...]:
-    """Returns the lines of `explain` about where the program is from and what was changed."""
+    """Returns the lines of `explain` about the origin and the changes of the program."""
     ranks = Origin.of(program).world_size
     made = {TRACE: "traced", PROFILE: "profiled"}.get(origin.source, "built")
     by = f" with torch {origin.torch}" if origin.torch else ""

@@ -116,7 +116,7 @@ def residuals() -> Residuals:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Holds what bands depend on beside the stack and the device of a step."""
+    """Holds the facts of a step that its bands depend on, beside its stack and its device."""
 
     precision: str
     experts: bool

@@ -1,1 +1,1 @@
-"""This package compares a profiled step with its prediction: where they differ, and what corrects the prediction."""
+"""This package compares a profiled step with its prediction: their differences, and corrections of the prediction."""

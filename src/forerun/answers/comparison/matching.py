@@ -36,7 +36,7 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """Returns the predicted name, or else the measured one, of what takes most time."""
+        """Returns the predicted name, or else the measured one, of the work that takes most time."""
         side = self.predicted or self.measured
         return max(side, key=lambda line: line.time_s).name
 
@@ -78,7 +78,7 @@ class Pair:
 
     @property
     def alone_s(self) -> tuple[float, float]:
-        """Returns measured and predicted seconds without what collectives beside them add."""
+        """Returns measured and predicted seconds without the slowdown by collectives beside them."""
         measured, predicted = (
             sum(line.time_s - line.held_s for line in side) for side in (self.measured, self.predicted)
         )
@@ -122,7 +122,7 @@ def pairs_of(measured: Sequence[Line], predicted: Sequence[Line]) -> tuple[Pair,
 
 
 def _added_up(lines: Sequence[Line]) -> Line:
-    """Returns one line of lines that differ in what adds up, and in the work before and after them."""
+    """Returns the sum of lines that differ only in additive figures, and in the work before and after them."""
     sums: dict[str, Any] = {name: sum(getattr(line, name) for line in lines) for name in _SUMS}
     return replace(lines[0], between=(), **sums)
 

@@ -89,7 +89,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RanStep:
-    """A RanStep holds what one rank did in a step."""
+    """A RanStep holds the work of one rank in a step."""
 
     name: str
     step_s: float
@@ -277,7 +277,9 @@ def _length(start: I64, end: I64) -> int:
 
 
 def _idle_before(view: _View, done_ps: int) -> dict[str, float]:
-    """Returns the seconds in which nothing runs on the device until `done_ps`, by the module of what runs next."""
+    """Returns the seconds in which nothing runs on the device until `done_ps`, by the module of the work that runs
+    next.
+    """
     runs = np.flatnonzero(~view.program.ops.is_delay[view.op] & (view.end > view.start))
     if len(runs) == 0:
         return {"": done_ps / PS_PER_S}

@@ -63,7 +63,9 @@ def _words(found: Comparison, part: PartDifference) -> str:
 
 
 def _after_breaks(found: Comparison, part: PartDifference) -> str:
-    """Says how much of the host's time follows graph breaks, and where most of them are, if it is a good share."""
+    """Returns a sentence on the host's time after graph breaks, and on the place of most of them, if this time is a
+    large share.
+    """
     idle_s = sum(one.idle_s for one in found.graph_breaks)
     if idle_s < _BROKEN * max(part.lost_s, 0.0) or idle_s <= 0:
         return ""

@@ -91,7 +91,7 @@ def _how(before: int, after: int, grown: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepDiff:
-    """Two predicted steps, and what differs between them on the ranks that set the pace."""
+    """Two predicted steps, and their differences on the ranks that set the pace."""
 
     before: Prediction
     after: Prediction

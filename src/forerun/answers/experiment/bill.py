@@ -27,7 +27,7 @@ def bill_of(
     """Returns the cost of `total_s` seconds of `request.setup` that train `samples` samples of `tokens` tokens each.
 
     A GPU takes power_w x (b + idle_power x (1 - b)) where it computes the share b of the time, a node host_power_w
-    more; energy is that x PUE. Dollars are those of the GPUs, and of the energy where it has a price of its own.
+    more; energy is that x PUE. Dollars are those of the GPUs, and those of the energy if it has a separate price.
 
     Args:
         tokens: None if samples have no tokens.

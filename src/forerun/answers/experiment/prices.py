@@ -100,8 +100,9 @@ def _gpu_prices(
 
 
 def _by_known_name(prices: dict[str, float], own_names: Collection[str], place: str) -> dict[str, float]:
-    """Returns the prices by the names of the catalogue in place of aliases; what means a cluster and a device stands
-    for both."""
+    """Returns the prices by the names of the catalogue in place of aliases. A name of a cluster and of a device stands
+    for both.
+    """
     found: dict[str, float] = {}
     for name, price in prices.items():
         names = [name] if name in own_names else _catalogue_names(name)

@@ -30,7 +30,7 @@ def run_history(result: RunResult, most_nodes: int = _MOST_NODES) -> RunHistory:
     """Returns the nodes of as many whole iterations as have `most_nodes` nodes, at least one.
 
     Iterations that one stands for are as that one is. The history ends before the first iteration whose conditions a
-    handler changed: what handlers do is not repeated.
+    handler changed, because handlers are not called again.
 
     Raises ForerunError as `run` does.
     """

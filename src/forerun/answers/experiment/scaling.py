@@ -116,7 +116,7 @@ def gpus_per_node(request: Request) -> int:
 
 
 def request_at(request: Request, num_nodes: int, strong: bool) -> tuple[Request, str]:
-    """Returns the experiment on `num_nodes` nodes, and what differs besides, in words.
+    """Returns the experiment on `num_nodes` nodes, and its other changes in words.
 
     Raises ForerunError if the GPUs, the batch or the kinds of GPUs don't divide, or the plan can't run there; it says
     why.

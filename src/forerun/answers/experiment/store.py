@@ -66,7 +66,7 @@ class Store(Generic[Point]):
     def keep(self, key: str, label: str, point: Point) -> None:
         """Writes the file of a point, whole or not at all.
 
-        Raises ForerunError if it can't be written; what was kept before is as it was.
+        Raises ForerunError if it can't be written. Earlier points stay unchanged.
         """
         if self.folder is None:
             return

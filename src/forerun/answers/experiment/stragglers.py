@@ -152,7 +152,7 @@ def _with(request: Request, probability: float, slowdown: float) -> Request:
 
 
 def _around(disturbance: Disturbance) -> tuple[tuple[float, float], ...]:
-    """Returns half, once and twice the stragglers that there are; none where there are none."""
+    """Returns half, once and twice the stragglers of the run. The result is empty without stragglers."""
     probability, excess = disturbance.straggler_probability, disturbance.straggler_slowdown - 1.0
     if not probability or not excess:
         return ()

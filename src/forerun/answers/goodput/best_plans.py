@@ -31,7 +31,7 @@ class FoundPlan:
 
     @property
     def name(self) -> str:
-        """Returns its place and what tells it from the others, in words."""
+        """Returns its place and its differences from the others, in words."""
         own = self.plan
         return (
             f"{self.place}. {own.describe()}, micro batch {own.micro_batch}, recomputes {own.activation_checkpointing}"

@@ -60,7 +60,7 @@ class LemonsEntry(Entry):
 
 
 class FailuresEntry(Entry):
-    """The section says what fails: a preset's causes times `rate`, and causes of the user's own."""
+    """The section lists the failures: a preset's causes times `rate`, and the user's own causes."""
 
     preset: str | None = None
     rate: NotNegative = 1.0
@@ -147,8 +147,8 @@ class SparesEntry(Entry):
 class ElasticEntry(Entry):
     """Training goes on with fewer replicas while nodes are missing, on batches of the same size.
 
-    A plan gives the replicas (dp_replicate) and the time of a step with fewer of them. Under FSDP alone they are the
-    least sets of whole nodes with whole ranks of data parallelism, each of which holds a part of the state (`state:
+    A plan gives the replicas (dp_replicate) and the time of a step with fewer of them. Under FSDP alone replicas are
+    the smallest sets of whole nodes with whole ranks of data parallelism. Each set holds a part of the state (`state:
     shards`).
     """
 

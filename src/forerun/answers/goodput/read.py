@@ -66,7 +66,7 @@ def alternatives_of(data: Mapping[str, Any], place: str) -> tuple[RunRequest, ..
 
 
 def _changed(own: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `own` with what `changes` says in its place; sections are changed key by key."""
+    """Returns `own` with the values of `changes` in place of its own. Sections are changed key by key."""
     kept = {key: value for key, value in own.items() if _INSTEAD_OF.get(key) not in changes}
     return kept | {
         key: _changed(kept[key], value) if isinstance(value, Mapping) and isinstance(kept.get(key), Mapping) else value

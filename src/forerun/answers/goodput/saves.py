@@ -76,5 +76,5 @@ class Saves:
                 insort(self._written, one.until(step), key=lambda one: one.last_step)
 
     def clear(self) -> None:
-        """Drops all checkpoints, as what held them is lost."""
+        """Drops all checkpoints, because their storage is lost."""
         self._written.clear()

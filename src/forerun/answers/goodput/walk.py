@@ -194,7 +194,7 @@ class _Walk:
         return min(begins_s, self._slow[0][0] if self._slow else inf, self.pool.next_return_s)
 
     def _change(self) -> None:
-        """Applies what has begun or ended by now: slow periods, and replicas that are back."""
+        """Applies changes up to the present time: starts and ends of slow periods, and returned replicas."""
         while self._next_slow is not None and self._next_slow.at_s <= self.now_s:
             one = self._next_slow
             heapq.heappush(self._slow, (one.end_s, one.factor))

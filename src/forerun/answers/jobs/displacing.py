@@ -44,7 +44,7 @@ class Displacing(ABC):
 
 
 class Last(Displacing):
-    """Displaces the last jobs, as many as it takes, where any free GPUs will do."""
+    """Displaces as many of the last jobs as necessary. It serves placements that can use any free GPUs."""
 
     def __init__(self, place: Placer) -> None:
         self.place = place

@@ -100,7 +100,8 @@ def loads_of_switches(
     """Returns the load on the links of nodes, if all GPUs of a node share one, and on those of switches to others.
 
     It is in rates of a node. `rails`: GPU i of every node is on a rail switch of its own and the job has other GPUs of
-    its nodes, so that all its traffic goes over the links above. `nvlink_domains`: what stays in a domain is free.
+    its nodes, so that all its traffic goes over the links above. `nvlink_domains`: messages inside a domain load no
+    link.
     """
     nodes = np.repeat([node for node, _ in place], [number for _, number in place])
     src, dst, weight = messages(exchange, nodes)

@@ -31,7 +31,7 @@ class ClusterRequest(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Returns the lines that tell a reader what to know of the jobs."""
+        """Returns notes on the jobs for a reader."""
 
     @property
     def gpus(self) -> int:
@@ -51,7 +51,7 @@ class ClusterRequest(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """Holds what becomes of the jobs of one group under a policy."""
+    """Holds the outcome of the jobs of one group under a policy."""
 
     jobs: int
     mean_jct_s: float

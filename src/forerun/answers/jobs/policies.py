@@ -51,7 +51,7 @@ class View(Protocol):
 
 
 class Queue(ABC):
-    """Starts waiting jobs; what runs goes on to its end."""
+    """Starts waiting jobs. Running jobs continue to their ends."""
 
     @abstractmethod
     def serve(self, view: View) -> None:
@@ -140,7 +140,7 @@ class Ordered(Queue):
         return 0.0 if self.key is None else self.key(job)
 
     def serve(self, view: View) -> None:
-        """Starts what fits."""
+        """Starts the jobs that fit."""
         for job in view.waiting:
             if not view.free:
                 return

@@ -50,7 +50,7 @@ class _Turn:
 
     @property
     def traffic(self) -> Traffic | None:
-        """Returns the step of a job that is alone; what those of a pair send beside each other is not known."""
+        """Returns the step of a job that is alone. The traffic of two jobs beside each other is unknown."""
         known = self.jobs[0].job.traffic
         return known[self.kind] if known and len(self.jobs) == 1 else None
 

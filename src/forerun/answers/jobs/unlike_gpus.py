@@ -84,7 +84,7 @@ def read_rates(path: str | Path, kinds: Sequence[str]) -> tuple[dict[str, dict[t
 
     It is JSON of GPU kind -> "('job type', GPUs)" -> null -> steps/s, and "('other type', GPUs)" -> [steps/s of each].
 
-    Raises ForerunError, which names the file and what is wrong.
+    Raises ForerunError, which names the file and the error.
     """
     table = read_json(path)
     found: dict[str, dict[tuple[str, int], float]] = {}

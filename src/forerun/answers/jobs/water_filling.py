@@ -1,4 +1,4 @@
-"""Max-min fairness filled up like water: who can get more at nobody else's cost who has less does (Gavel, OSDI'20).
+"""Max-min fairness by water filling: a job gets more if that takes nothing from a job with less (Gavel, OSDI'20).
 
 Plain max-min fairness makes the smallest part of all jobs as large as it can be, and says nothing of the others. Here
 all jobs rise together until some can't rise further; these keep what they have, and the others go on.
@@ -16,7 +16,9 @@ _KEPT = 1.0 - 1e-9
 
 
 class WaterFilling(Shares):
-    """The smallest part is as large as it can be, then the next one, and so on, by what a job does with all in turn."""
+    """Makes the smallest part as large as possible, then the next one, and so on. A job's part is its speed over its
+    mean speed on all GPUs.
+    """
 
     def of(self, demand: Demand) -> Vector:
         """Returns these shares."""
@@ -25,7 +27,7 @@ class WaterFilling(Shares):
 
 
 def filled(demand: Demand, per_step: Vector) -> Vector:
-    """Returns the shares of which the sorted progress of all jobs is the largest, compared from the smallest on."""
+    """Returns the shares with the largest sorted progress of all jobs, compared from the smallest on."""
     rows, limits = limits_of(demand)
     number, jobs = rows.shape[1], len(per_step)
     gains = progress_of(demand, per_step)

@@ -33,8 +33,8 @@ def analyze(
 ) -> Analysis:
     """Returns the analysis of one profile of each rank.
 
-    The critical path is that of the `instance`-th event whose name contains `annotation`; where no file has one, there
-    is none, and a note says so. `most_kernels` names of a type are listed in the table that HTA sums up.
+    The critical path is that of the `instance`-th event whose name contains `annotation`; if no file has one, there is
+    no critical path, and a note says so. `most_kernels` names of a type are listed in the table that HTA sums up.
 
     Raises ForerunError if the annotation exists and the instance does not.
     """

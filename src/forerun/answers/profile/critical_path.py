@@ -76,7 +76,7 @@ class CriticalPath:
         return float(self.edges.weight_us.sum())
 
     def bounds(self) -> dict[str, float]:
-        """Returns the time of the path by what bounds it, as HTA names it."""
+        """Returns the time of the path by its bound, under HTA's names."""
         total: dict[str, float] = {}
         for name, time in zip(self._bound_names(), self.edges.weight_us.tolist(), strict=True):
             total[name] = total.get(name, 0.0) + time

@@ -33,7 +33,7 @@ def union(start: F64, end: F64) -> Intervals:
 def shared_times(sets: Sequence[Intervals]) -> dict[int, float]:
     """Returns how long each combination of the sets is there; bit i of a combination stands for set i.
 
-    Between two moments the sum of what has begun and not ended says the combination.
+    Between two moments, the sum over the intervals that have begun and not ended identifies the combination.
     """
     time = np.concatenate([np.concatenate(one) for one in sets])
     step = np.concatenate([np.repeat((1 << i, -(1 << i)), len(one.start)) for i, one in enumerate(sets)])

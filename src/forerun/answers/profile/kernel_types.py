@@ -33,7 +33,7 @@ def kernel_type(name: str) -> KernelType:
 
 
 def of_type(window: Window, wanted: KernelType) -> Mask:
-    """Returns the mask (events,) of what runs on a stream and is of this type."""
+    """Returns the mask (events,) of events that run on a stream and are of this type."""
     return np.asarray(
         window.on_stream & window.profile.text_mask(lambda text: kernel_type(text) is wanted)[window.name]
     )

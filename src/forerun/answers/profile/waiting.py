@@ -37,8 +37,8 @@ _COPY_NAME = 11
 def idle_times(windows: Sequence[Window]) -> tuple[Table, Table]:
     """Returns the gaps of each stream by cause, and statistics of their lengths.
 
-    A gap is the host's where the launch began after the kernel before ended; it is the kernels' own where it is
-    short; else its cause is not known.
+    A gap belongs to the host if the launch began after the end of the kernel before. A short gap belongs to the
+    kernels. The cause of any other gap is unknown.
     """
     times: list[tuple[Cell, ...]] = []
     lengths: list[tuple[Cell, ...]] = []

@@ -76,7 +76,7 @@ class Window:
 
     @cached_property
     def on_stream(self) -> Mask:
-        """Returns the mask (events,) of what HTA takes for kernels: all that states a stream."""
+        """Returns the mask (events,) of the events that HTA takes for kernels: all that state a stream."""
         return np.asarray(self.stream != NONE)
 
     def named(self, names: frozenset[str]) -> Mask:
@@ -88,7 +88,7 @@ class Window:
         return np.asarray(self.profile.text_mask(categories.__contains__)[self.profile.rows.cat[self.row]])
 
     def values(self, key: Key, missing: float) -> F64:
-        """Returns an argument of every event, `missing` where it has none, (events,)."""
+        """Returns an argument of every event, (events,). Events without it get `missing`."""
         return np.asarray(self.profile.values(key, missing)[self.row])
 
     @cached_property

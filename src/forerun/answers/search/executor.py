@@ -56,7 +56,7 @@ class Question:
         return digest_of(parts, profile)
 
     def answer(self, plan: Plan) -> Answer:
-        """Returns the predictor's answer for `plan`; `predict` runs only what fits in memory."""
+        """Returns the predictor's answer for `plan`; `predict` runs only plans that fit in memory."""
         try:
             if self.predictor is predict:
                 setup = Setup(self.model, plan, self.cluster, self.network, self.measured, replays=True)

@@ -57,7 +57,9 @@ class LeastSizes:
 
     @staticmethod
     def _ends_only(sizes: UnitSizes, split: bool) -> UnitSizes:
-        """Returns the sizes without what backward passes of layers add, and those of all units where they are split."""
+        """Returns the sizes without the memory that backward passes of layers add. If backward passes are split,
+        embedding and head add none either.
+        """
         rise = np.zeros_like(sizes.backward_rise)
         if not split:
             rise[[EMBEDDING, HEAD]] = sizes.backward_rise[[EMBEDDING, HEAD]]
@@ -133,6 +135,6 @@ def recomputing(table: SpaceTable, what: str) -> SpaceTable:
 
 
 def _extended(fewer: I64, more: I64, times: float) -> I64:
-    """Returns the bytes of larger micro batches: those of `more`, and what it adds to `fewer`, `times` again."""
+    """Returns the bytes of larger micro batches: those of `more`, plus `times` the difference of `more` and `fewer`."""
     grown: I64 = (more + np.maximum(0, more - fewer) * times * _SURE).astype(np.int64)
     return grown

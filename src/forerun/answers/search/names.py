@@ -49,7 +49,7 @@ class Renamed:
 def without_other_names(model: ModelSpec, table: SpaceTable) -> tuple[SpaceTable, Renamed]:
     """Returns the rows of `table` that execute different steps, and the rows that are other names of these.
 
-    Rows with the same canonical form are represented by the row in that form, or by the first row where none is.
+    Rows with the same canonical form are represented by the row in that form, or by the first row if none has it.
     """
     keys, renamed = _keys(model, table)
     others = np.flatnonzero(renamed)

@@ -56,7 +56,9 @@ class Shared:
         s_per_byte: float,
         least: LeastSizes | LeastTimes | None = None,
     ) -> None:
-        """Holds what units share. `least` answers lower bounds in place of the units' own sizes and times."""
+        """Stores the values that units share. `least` answers lower bounds in place of the units' own sizes and
+        times.
+        """
         self._stack, self._s_per_byte = stack, s_per_byte
         self._units = _Own(runs) if least is None else least
         names = [name for name in (*table.meshes.codes, *table.variants.codes) if name not in (*ALONE, *_OWN)]

@@ -330,7 +330,7 @@ class Space:
         return axes | {name: values for name, values in fixed.items() if name not in taken}
 
     def _passes(self, pp: int, may_overlap: bool) -> list[tuple[Any, ...]]:
-        """Returns the values of _PASSES: how forward and backward passes follow each other, and what these keep.
+        """Returns the values of _PASSES: the order of forward and backward passes, and the tensors that they keep.
 
         Frameworks that run passes side by side refuse to recompute whole layers there.
         """
@@ -468,7 +468,9 @@ def _values(name: str, value: object) -> tuple[Any, ...]:
 
 
 def _fill(dp: int, replicate: int, shard: int) -> tuple[int, int]:
-    """Returns the degrees of two axes over `dp` ranks, of which one or both may be -1, the remaining ranks."""
+    """Returns the degrees of two axes over `dp` ranks. One or both degrees may be -1, which means the remaining
+    ranks.
+    """
     if shard == -1:
         replicate = 1 if replicate == -1 else replicate
         return replicate, dp // replicate

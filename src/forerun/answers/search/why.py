@@ -24,7 +24,7 @@ class Verdict:
 
 
 def why(result: SearchResult, wanted: Mapping[str, object], alone: Space) -> Verdict:
-    """Says what the search found about the plans whose fields have the values `wanted`.
+    """Returns the verdict of the search on the plans whose fields have the values `wanted`.
 
     `alone` is the space of the same question with these values fixed. It tells which rule such plans break, or that
     they are possible but were not searched.
@@ -50,7 +50,7 @@ def why(result: SearchResult, wanted: Mapping[str, object], alone: Space) -> Ver
 
 
 def _counts(status: NDArray[np.str_]) -> str:
-    """Says how many plans fit, were not simulated, and do not fit, without the counts that are 0."""
+    """Returns the numbers of plans that fit, were not simulated, and do not fit, in words and without zeros."""
     words = {"ok": "fit", "skipped": "not simulated", "out_of_memory": "do not fit"}
     numbers = {word: int((status == name).sum()) for name, word in words.items()}
     return ", ".join(f"{number:,} {word}" for word, number in numbers.items() if number)

@@ -72,7 +72,7 @@ def read_steps(path: str | Path) -> RecordedSteps:
     """Reads the steps of a Parquet file with a row for each operation.
 
     It omits a step that lacks operations of the other steps, and adds a note. Raises ForerunError, which names the file
-    and what is wrong with it.
+    and the error.
     """
     whole, times, kinds = _read(Path(path))
     operations, of_operation = _operations(kinds, whole["seq_id"], whole["stage"])

@@ -31,7 +31,7 @@ _NOTHING = 1e-9
 
 @dataclass(frozen=True)
 class StragglerCosts:
-    """Holds what unequal operations cost a job.
+    """Holds the cost of unequal operations in a job.
 
     A slowdown is the mean step time over that of a job whose operations are all alike. That of some operations is the
     slowdown of a job in which only these take their recorded times.

@@ -308,7 +308,7 @@ class CollectiveTables:
     def _phase(
         self, ring: LogicalRing, collective: int, data: int, level: int, pick: int, endpoint_ns: int, outer: int
     ) -> Phase:
-        """Returns a phase on `ring`; `outer` is the whole collective, of which `collective` may be a part."""
+        """Returns a phase on `ring`; `outer` is the whole collective; `collective` may be a part of it."""
         implementation, n, stride = ring
         phase = dict.fromkeys(PHASE.names or (), 0)
         phase.update(collective=collective, n=n, stride=stride, level=level, pick=pick, endpoint_ns=endpoint_ns)

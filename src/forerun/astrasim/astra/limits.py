@@ -1,6 +1,6 @@
 """Limits of a simulation: messages, memory, and times that fit in 64 bits.
 
-The limits are far above what ends within minutes, so they need not be sharp.
+Work near the limits takes much longer than minutes, so they need not be sharp.
 """
 
 from __future__ import annotations

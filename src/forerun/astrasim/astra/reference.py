@@ -9,7 +9,7 @@ from forerun.common.shipped import shipped
 
 @dataclass(frozen=True)
 class Reference:
-    """The keys of `reference.yaml`, which says what each means."""
+    """The keys of `reference.yaml`. The file explains them."""
 
     source: str
     subgroup_endpoint_ns: int

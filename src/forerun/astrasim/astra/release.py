@@ -31,7 +31,7 @@ class TimeStamp(Entry):
 
 
 class Release(Entry):
-    """One build. `releases.yaml` says what each key means."""
+    """One build. `releases.yaml` explains the keys."""
 
     source: str
     issue_order: Literal["ascending", "march-2025"]

@@ -110,7 +110,7 @@ def union_ns(start_ns: I64, end_ns: I64) -> int:
 def _covered_ns(start_ns: I64, end_ns: I64, counts: Mask, by_end: I64) -> int:
     """Returns the length of the union of the intervals that count; `by_end` holds all in the order of their ends.
 
-    From the last to the first, each adds what lies before all that came so far.
+    From the last to the first, each interval adds its part before the earliest start so far.
     """
     total, first = 0, np.iinfo(np.int64).max
     for k in range(len(by_end) - 1, -1, -1):
@@ -146,7 +146,7 @@ def peak_memory(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_order: I
 
 
 class _Tensors(NamedTuple):
-    """The columns of a trace that say what nodes write and read."""
+    """The columns of a trace with the tensors that nodes write and read."""
 
     output_ptr: I64
     output: I32

@@ -61,7 +61,7 @@ def replay_streams(
 def run_streams(
     traces: Sequence[RankTrace], comm_groups: CommGroups, machine: Machine, measured: bool = True
 ) -> StreamReplay:
-    """Does what `replay_streams` does, and returns the Program and its timeline too.
+    """Does the same as `replay_streams`, and returns the Program and its timeline too.
 
     Raises ForerunError if the numbers of traces and of the network's ranks differ, a node can't be simulated, or ranks
     wait for each other for ever; the nodes are named.

@@ -1,1 +1,1 @@
-"""Chakra execution traces: files that say what each rank of a job executes."""
+"""Chakra execution traces: files with the operations of each rank of a job."""

@@ -141,7 +141,7 @@ def depths(pointer: I64, dependencies: I32) -> I32:
 
 
 def cycle(pointer: I64, dependencies: I32, depth: I32) -> list[int]:
-    """Returns the rows of one cycle, each of which depends on the next; empty without a cycle.
+    """Returns the rows of one cycle; each row depends on the next. The result is empty without a cycle.
 
     `depth` is the result of `depths`.
     """

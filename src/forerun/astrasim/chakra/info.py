@@ -1,4 +1,4 @@
-"""Counts what traces contain: nodes by type, operations, bytes by collective and group, depth."""
+"""Counts the contents of traces: nodes by type, operations, bytes by collective and group, depth."""
 
 from __future__ import annotations
 

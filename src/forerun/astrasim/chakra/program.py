@@ -102,7 +102,7 @@ def traced_program(
     alike: Alike = len,
     durations: Durations | None = None,
 ) -> TracedProgram:
-    """Does what `to_program` does, and returns the rows that nodes come from too.
+    """Does the same as `to_program`, and also returns the rows that nodes come from.
 
     Ranks with equal traces share a rank class if all their groups lie inside the class and `alike` returns the same for
     the members of each (by default, their number). `durations` decide the order of nodes without streams.

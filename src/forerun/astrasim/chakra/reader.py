@@ -57,7 +57,7 @@ def read_rank_from(
     cache: AttributeCache | None = None,
     lenient: bool = False,
 ) -> RankTrace:
-    """Does what `read_rank` does with an open file, which errors call `place`; `cache` comes from `new_cache`.
+    """Does the same as `read_rank` for an open file, which errors call `place`; `cache` comes from `new_cache`.
 
     The scanner reads usual traces. Other ones are read again from their beginning, node by node.
     """
@@ -81,7 +81,7 @@ def read_node_by_node(
     cache: AttributeCache | None = None,
     lenient: bool = False,
 ) -> RankTrace:
-    """Does what `read_rank_from` does, without the scanner: whatever protobuf reads, and JSON."""
+    """Does the same as `read_rank_from` without the scanner: it reads every form that protobuf reads, and JSON."""
     columns = Columns(names, tensors, cache)
     with collector_paused():
         for node in node_messages(file, place, RawNode):

@@ -132,7 +132,7 @@ class Lists(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Holds what repeats: names of attributes (the first ones are `KEYS`), who takes part, and tensors."""
+    """Holds repeated values: names of attributes (the first ones are `KEYS`), lists of participants, and tensors."""
 
     names: Texts
     participants: Texts
@@ -250,7 +250,9 @@ def _is_tensor_list(buf: U8, first: int, end: int) -> bool:
 
 @kernel
 def _note_attribute(buf: U8, first: int, end: int, attributes: I64, found: I64, names: Texts) -> bool:
-    """Keeps what an attribute says. Returns False if it can't be told, or the node has said something else before."""
+    """Stores the value of an attribute. Returns False if it can't be told, or the node has said something else
+    before.
+    """
     if not read_attribute(buf, first, end, found):
         return False
     key = intern(buf, found[NAME_FIRST], found[NAME_END], names)

@@ -56,7 +56,7 @@ class _Scan:
 
     @property
     def is_whole(self) -> bool:
-        """Returns whether what was taken ends with a message, and has one."""
+        """Returns whether the bytes so far end with a message, and contain one."""
         return not self._n_waiting and self._state[State.MESSAGES] > 0
 
     def takes(self, piece: bytes) -> bool:

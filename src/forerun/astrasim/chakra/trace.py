@@ -99,7 +99,9 @@ class RankTrace:
 
 @runtime_checkable
 class TracesByClass(Protocol):
-    """The traces of all ranks, made on use. Those of a class differ at most in what `same_columns` leaves out."""
+    """The traces of all ranks, made on use. Traces of a class differ at most in the columns that `same_columns`
+    omits.
+    """
 
     @property
     def classes(self) -> Sequence[RankTrace]:

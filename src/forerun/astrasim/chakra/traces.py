@@ -213,7 +213,7 @@ def _prefix(name: str) -> str | None:
 
 
 def _by_rank(found: Mapping[str, Item], place: str, n_ranks: int | None) -> dict[int, Item]:
-    """Returns by rank what `found` holds by file name. The file of all ranks counts for each."""
+    """Returns the entries of `found`, which are by file name, by rank. The file of all ranks counts for each."""
     by_rank: dict[int, Item] = {}
     for name, item in found.items():
         match = _NAME.fullmatch(name)

@@ -24,7 +24,7 @@ def listed_points(given: Any, pairs: Sequence[tuple[str, str]], npus: Mapping[st
     """Returns the points of every pair, in the order of the list.
 
     `given` is a list for all workloads, or a mapping of their names to lists. A list may also be text with spaces
-    between the keys, or the results that an exploration writes, of which the keys count.
+    between the keys, or the results of an exploration, whose keys count.
 
     Raises ForerunError if a point is wrong or doesn't fill its system, or a workload is unknown or has no point.
     """

@@ -1,1 +1,1 @@
-"""Message-level simulation of collectives and sends: what each message waits for, and when it arrives."""
+"""Message-level simulation of collectives and sends: the dependencies of each message, and its arrival."""

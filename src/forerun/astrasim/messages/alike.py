@@ -138,8 +138,8 @@ def _order_matters(
 ) -> bool:
     """Returns whether another node starts if the ring of class `c` ends before or after the node in `slot`.
 
-    Both end at `time`, and which one comes first may follow from what other ranks do. The rows after those of the known
-    classes serve to try both.
+    Both end at `time`, and the order may follow from other ranks. The rows after those of the known classes serve to
+    try both.
     """
     for k in range(N_SLOTS):
         if k != slot and state.running[c, k] >= 0 and state.until_ns[c, k] == time:

@@ -9,7 +9,7 @@ from forerun.common.shipped import shipped
 
 @dataclass(frozen=True)
 class FirstGeneration:
-    """The keys for the first generation in `reference.yaml`, which says what each means."""
+    """The keys for the first generation in `reference.yaml`. The file explains them."""
 
     source: str
     norm_ops: int

@@ -104,7 +104,9 @@ def _prepare() -> None:
 
 
 def main() -> None:
-    """Builds the library beside this file, unless it is there; prints what stays for numba to compile."""
+    """Builds the library beside this file, unless it exists. Prints the functions that numba has to compile at run
+    time.
+    """
     if library() is not None:
         return
     pool = ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_prepare)

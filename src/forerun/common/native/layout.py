@@ -1,8 +1,8 @@
 """Describes the arguments and the result of a compiled function as plain data for JSON.
 
 A layout is `"int"`, `"float"`, `"bool"`, `["array", dtype, dimensions]`, `["tuple", class, [layout, ...]]` or None. A
-dtype is what `numpy.dtype` reads: a name, or the fields of a record. The class of a named tuple is `module:name`, and
-empty for a plain tuple.
+dtype has a form that `numpy.dtype` reads: a name, or the fields of a record. The class of a named tuple is
+`module:name`, and empty for a plain tuple.
 
 A call passes one word of 64 bits for each leaf, in order: the value of an int or a bool, the address of the Python
 object of a float or an array.

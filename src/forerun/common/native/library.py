@@ -262,7 +262,7 @@ def _spec(shim: int, result: Layout, first: int) -> tuple[array[int], list[np.dt
 def _made(layout: Layout, at: Iterator[int], arrays: Iterator[int], names: dict[str, Any]) -> str:
     """Returns the expression of a result, which reads the words number `at` and the array number `arrays` in `made`.
 
-    It adds what the expression uses to `names`.
+    It adds the objects that the expression uses to `names`.
     """
     if layout is None:
         return "None"

@@ -107,7 +107,7 @@ def _argument(place: int, leaf: Layout, names: dict[str, Any]) -> list[str]:
 
 
 def _passed(layout: Layout, places: Any, names: dict[str, Any]) -> str:
-    """Returns the expression that builds an argument of what was read."""
+    """Returns the expression that builds an argument from the words that were read."""
     if layout is None:
         return "None"
     if isinstance(layout, list) and layout[0] == "tuple":

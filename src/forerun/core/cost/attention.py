@@ -52,7 +52,7 @@ class AttentionRates:
 
 
 def two_byte_unit(device: Device) -> str:
-    """Returns the dtype of the device's matrix unit for elements of 2 bytes; that of fp32 where it has none."""
+    """Returns the dtype of the device's matrix unit for elements of 2 bytes. Returns that for fp32 if there is none."""
     return next((dtype for dtype in ("bf16", "fp16") if dtype in device.peak_flops), "fp32")
 
 

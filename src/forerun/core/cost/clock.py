@@ -62,7 +62,7 @@ def power_constants() -> PowerConstants:
 
 
 def is_known(device: Device) -> bool:
-    """Returns whether measurements tell what GPUs of the device's architecture draw."""
+    """Returns whether the power of GPUs of the device's architecture is measured."""
     return device.architecture in power_constants().architectures
 
 

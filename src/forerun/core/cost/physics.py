@@ -102,8 +102,8 @@ def _least_on_links_s(ops: OpTable, row: int, group: CommGroup, rates: _FastestL
     """Returns the seconds that a rank's share of a collective takes on the busiest link that it must pass.
 
     Switches may add on the way, so no rank needs to send or receive more than the buffer without its own share. Between
-    nodes all NICs of a node may carry what enters it. A dispatcher's own kernel sends a token once to each node; its
-    least is not known here.
+    nodes all NICs of a node may carry the bytes that enter it. A dispatcher's own kernel sends a token once to each
+    node; its least is not known here.
     """
     if group.size == 1 or ops.kernel[row]:
         return 0.0

@@ -1,4 +1,4 @@
-"""Writes a cost profile as YAML, with fixed order and one constant a line, so that a diff shows what changed."""
+"""Writes a cost profile as YAML, with fixed order and one constant a line, so that a diff shows the changes."""
 
 from __future__ import annotations
 

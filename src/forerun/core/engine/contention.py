@@ -1,5 +1,6 @@
-"""Runs from event to event: all rank classes move through time together, because how fast a node progresses depends on
-what runs beside it."""
+"""Runs from event to event: all rank classes move through time together, because the rate of a node depends on the
+nodes that run beside it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def _schedule(a: int, c: int, now: int, nodes: Nodes, run: Run) -> None:
 
 @kernel
 def _load(c: int, op: int, stream: int, sign: int, now: int, host: Any, links: Links) -> None:
-    """Adds what `op` on a stream of class `c` asks of links to their load, or takes it away again."""
+    """Adds the demand of `op` on a stream of class `c` to the load of its links, or removes it again."""
     for link in range(links.load.shape[1]):
         asked = links.share[op, link]
         if asked and links.carries[stream, link]:
@@ -190,7 +191,7 @@ def _arrive(a: int, m: int, now: int, nodes: Nodes, costs: OpCosts, links: Links
 
 @inlined
 def _sweep(c: int, now: int, nodes: Nodes, costs: OpCosts, links: Links, run: Run) -> bool:
-    """Starts and ends what class `c` starts and ends at `now`.
+    """Starts and ends the nodes of class `c` that start or end at `now`.
 
     Returns True where a class before it has more to do then.
     """

@@ -66,7 +66,7 @@ class Replayed:
 
     @property
     def fragmentation(self) -> float:
-        """Returns the share of what was held that no tensor used, when most was in use."""
+        """Returns the unused share of the reserved bytes at the moment of highest use."""
         return 1 - self.allocated_bytes / self.reserved_at_peak_bytes if self.reserved_at_peak_bytes else 0.0
 
 
@@ -92,8 +92,7 @@ class CachingAllocator:
         """Serves `events`, to the end or to the first request that can't be served, and returns the place of each
         tensor.
 
-        Give the places again with further events of the same tensors, so that what one call allocates another can
-        free.
+        Give the places again with further events of the same tensors, so that one call can free tensors of another.
         """
         place = np.full(len(events.size_bytes), heap.NONE, np.int64) if place is None else place
         first = 0

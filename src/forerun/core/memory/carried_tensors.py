@@ -35,7 +35,9 @@ _PRIME = 0x9E3779B1  # Knuth's multiplicative hash: 2**32 over the golden ratio
 
 
 class CarriedTensors(NamedTuple):
-    """All tensors of a step, what of them is left, and what has gone. Pieces that were cut off follow the tensors."""
+    """All tensors of a step: those that are still allocated, and those that are freed. Pieces that were cut off follow
+    the tensors.
+    """
 
     size: I64
     """(capacity,) bytes of each tensor as it was left"""

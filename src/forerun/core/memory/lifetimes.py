@@ -1,7 +1,7 @@
 """The lifetimes of the tensors in a rank class's step, and the streams that they belong to.
 
-Rows count what happens to memory, in the order of the host. Streams are FSDP's: sums of gradients come from the stream
-of the reductions, buffers of all-gathers from that of the gathers, everything else from the stream of the kernels.
+Rows count the events of memory, in the order of the host. Streams are FSDP's: sums of gradients come from the stream of
+the reductions, buffers of all-gathers from that of the gathers, everything else from the stream of the kernels.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class _BlockLifetimes(NamedTuple):
 
 
 def _block_lifetimes(blocks: Sequence[Block], streams: I8) -> _BlockLifetimes:
-    """Returns lifetimes, in which node i allocates at 2 i and frees at 2 i + 1; what happens at once stays in the order
-    of the tensors."""
+    """Returns lifetimes, in which node i allocates at 2 i and frees at 2 i + 1. Simultaneous events stay in the order
+    of the tensors.
+    """
     n = len(blocks)
     owner = np.repeat(np.arange(n), [len(block.tensor_bytes) for block in blocks])
     size = _column(blocks, "tensor_bytes").astype(np.int64, copy=False)  # so that no blocks compile nothing anew

@@ -80,8 +80,9 @@ class _Changes:
 
 
 def _changes(block: Block) -> _Changes:
-    """Returns the changes of memory. Node i allocates at 2 i and frees at 2 i + 1; what happens at once is one
-    change."""
+    """Returns the changes of memory. Node i allocates at 2 i and frees at 2 i + 1. Simultaneous events are one
+    change.
+    """
     alloc, free = block.tensor_alloc >= 0, block.tensor_free >= 0
     moment = np.concatenate(
         [2 * block.tensor_alloc[alloc].astype(np.int64), 2 * block.tensor_free[free].astype(np.int64) + 1]

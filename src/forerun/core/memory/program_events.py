@@ -30,7 +30,7 @@ _STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class StepEvents:
-    """Allocations and frees of one step, and of what lives through all of them, of the same tensors."""
+    """Allocations and frees of one step, and the tensors that live through all steps."""
 
     step: Events
     optimizer: int
@@ -42,8 +42,8 @@ class StepEvents:
 
 
 def step_events(program: Program, rank_class: int, apart: Sequence[Category] = ()) -> StepEvents:
-    """Returns the events of one rank class. What a step leaves behind is freed at its end, as the next one makes it
-    anew.
+    """Returns the events of one rank class. Tensors that a step leaves are freed at its end, because the next step
+    makes them again.
 
     Tensors of the categories `apart` come from a private pool, as those of CUDA graphs.
     """
@@ -133,8 +133,9 @@ def follow_steps(
 
 
 def _asks_nothing(before: Replayed, after: Replayed) -> bool:
-    """Returns whether a step was served out of what was held. It then leaves that as it found it, as free blocks are
-    one with their free neighbours, and the next step does the same."""
+    """Returns whether the allocator served a step without a request to CUDA. Such a step leaves the allocator
+    unchanged, because free blocks are merged with their free neighbours. The next step then does the same.
+    """
     return (before.mallocs, before.returned, before.retries) == (after.mallocs, after.returned, after.retries)
 
 

@@ -133,7 +133,9 @@ class PowerSgd(GradientCompression):
 
 @dataclass(frozen=True)
 class _Gathered(GradientCompression):
-    """Every rank gathers what all ranks send, and sums it itself, as their parts can't be summed on the way."""
+    """Every rank gathers the messages of all ranks and sums them itself, because their parts can't be summed on the
+    way.
+    """
 
     element_bytes: int
     """of a gradient"""
@@ -201,9 +203,9 @@ class TopK(_Gathered):
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
         """Returns the seconds of the kernels and of the exchange.
 
-        The kernels add what is left of earlier steps (3 passes) and take magnitudes (2). torch.topk finds the threshold
-        by radix in digits of 8 bits, a pass for each, and collects what exceeds it (1); what is sent leaves the rest.
-        At last the places of all ranks are read, and their gradients added.
+        The kernels add the residuals of earlier steps (3 passes) and take magnitudes (2). torch.topk finds the
+        threshold by radix in digits of 8 bits, a pass for each, and collects what exceeds it (1); what is sent leaves
+        the rest. At last the places of all ranks are read, and their gradients added.
         """
         chosen = self.density * size_bytes
         wire = chosen * (1 + _INDEX_BYTES / self.element_bytes)

@@ -296,7 +296,7 @@ def _node_slope(
 def ring_lines(kind: Collective, nodes: int, ranks: int, cluster: Cluster, measured: NodeCollectives | None) -> Lines:
     """Returns rings through all ranks of several nodes, each in and out of a node over another GPU's NIC.
 
-    Over every hop goes what one of n ranks passes on, (n - 1) / n of the buffer, whether it leaves a node or not.
+    Every hop carries (n - 1) / n of the buffer, whether it leaves a node or not.
     """
     link, sent = outer_link(cluster, nodes), passes(kind, nodes * ranks)
     node_slope = _node_slope(Collective.ALL_GATHER, ranks, sent, cluster, measured)

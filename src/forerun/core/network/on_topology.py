@@ -75,8 +75,9 @@ def load_network(source: Network | str | Path) -> Network:
 
 
 def network_of(cluster: Cluster, source: Network | str | Path | None) -> Network | None:
-    """Returns the network to communicate over: `source`, or what the cluster's file names; None for the cluster's own
-    links."""
+    """Returns the network to communicate over: `source`, or the network that the cluster's file names; None for the
+    cluster's own links.
+    """
     chosen = cluster.network if source is None else source
     return None if chosen is None else load_network(chosen)
 
@@ -256,7 +257,7 @@ def sharing(op: NodeOp, ranks: int) -> float:
 
 
 def _efficiency(cluster: Cluster) -> float:
-    """Returns `nccl.wire_efficiency` of what joins the nodes of `cluster`."""
+    """Returns `nccl.wire_efficiency` of the link that joins the nodes of `cluster`."""
     if len(cluster.links) > 1:
         return wire_efficiency(cluster.links[-1])
     return fabrics().efficiency_other

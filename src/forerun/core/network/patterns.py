@@ -96,8 +96,9 @@ class CommunicationPattern(ABC):
 
     @property
     def as_nccl(self) -> bool:
-        """Returns whether its times are what NCCL reaches, which a training framework may fall short of
-        (Stack.network_rate); else they are taken as they are."""
+        """Returns whether its times are those of NCCL. A training framework may be slower than these
+        (Stack.network_rate). Other times are taken as they are.
+        """
         return False
 
     @abstractmethod

@@ -40,7 +40,7 @@ class CollectivePattern(CommunicationPattern):
         return self.rates is None
 
     def seconds(self, size_bytes: F64, group: CommGroup, wires: Wires) -> F64:
-        """Returns the times of `lines`. Subclasses add what lines cannot express."""
+        """Returns the times of `lines`. Subclasses add times that lines cannot express."""
         return self.lines(group, wires).seconds(size_bytes)
 
     def lines(self, group: CommGroup, wires: Wires) -> Lines:

@@ -54,7 +54,7 @@ def copies_sent(routing: TokenExchange[int], group: CommGroup) -> tuple[float, f
 
 @dataclass(frozen=True, slots=True)
 class ExchangeTime:
-    """The time of an exchange: a fixed one, and what each byte of all copies of the tokens adds."""
+    """The time of an exchange: a fixed time, and the time of each byte of all copies of the tokens."""
 
     latency_s: float
     s_per_byte: float

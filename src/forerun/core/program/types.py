@@ -1,4 +1,4 @@
-"""The Program: what one optimizer step executes on each distinct rank, in columns.
+"""The Program: the work of one optimizer step on each distinct rank, in columns.
 
 Three foldings keep it small. *Ops* are distinct (kind, shapes, dtype) signatures, costed once. *Blocks* are runs of
 nodes that repeat (a layer's forward, a layer's backward), stored once. *Rank classes* are ranks that do the same work

@@ -13,7 +13,7 @@ _SOLD = 1.05
 
 
 def is_whole(own_gib: float, stated_gib: float) -> bool:
-    """Says whether `stated_gib` is the size that a GPU is sold with, of which programs can use `own_gib`."""
+    """Returns whether `stated_gib` is the nominal size of a GPU of which programs can use `own_gib`."""
     return own_gib <= stated_gib <= own_gib * _SOLD
 
 

@@ -43,8 +43,8 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
     A name such as org/model is looked up in the local cache of the Hugging Face hub.
 
-    A preset comes before a folder of its name; write `./name` for the folder. Raises UnknownName for what is neither a
-    preset nor a path, and ForerunError for a bad file, both in one line.
+    A preset comes before a folder of its name; write `./name` for the folder. Raises UnknownName for a text that is
+    neither a preset nor a path, and ForerunError for a bad file, both in one line.
     """
     name = str(name_or_path).strip()
     may_be_preset = isinstance(name_or_path, str) and _may_be_preset(name)

@@ -152,7 +152,7 @@ class Fields:
         return value
 
     def items(self, key: str) -> list[object]:
-        """Reads a list, empty if it is not stated."""
+        """Reads a list; empty if it is missing."""
         if not self.stated(key):
             return []
         value = self._values[key]
@@ -181,7 +181,9 @@ class Fields:
             raise self.error(key, f"{_shown(self._values[key])} is not supported, only {known}")
 
     def first_of(self, *keys: str) -> str:
-        """Returns that of several names of one key which is stated; the first name where none is."""
+        """Returns the name of a key, among several names, that the file uses. Returns the first name if it uses
+        none.
+        """
         stated = [key for key in keys if self.stated(key)]
         if any(not _same(self._values[key], self._values[stated[0]]) for key in stated):
             raise self.error(" and ".join(stated), "mean the same and differ; state one of them")

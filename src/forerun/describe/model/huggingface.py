@@ -1,7 +1,7 @@
 """Reads a Hugging Face config.json into a ModelSpec.
 
 Each family knows the keys that make its architecture, and refuses a value that would make an architecture that it
-doesn't have. What a file says beyond that is in the model's `notes`, but for keys that can't change what training costs
+doesn't have. The model's `notes` list the other keys of a file, except those that can't change the cost of training
 (`huggingface_keys.yaml`); a key that is one letter off is an error. The modules `huggingface_*.py` beside this one hold
 the families.
 """
@@ -107,7 +107,7 @@ def _rope_theta(config: Fields) -> Values:
 
 
 def _read(config: Fields, model_type: str, behind_tower: bool = False) -> tuple[Values, tuple[str, ...]]:
-    """Returns the fields of a model, and what its file says that nothing here uses.
+    """Returns the fields of a model, and the keys of its file that nothing here uses.
 
     Where the model stands behind a tower, `architectures` names the class of both.
     """

@@ -61,7 +61,7 @@ def deepseek_v4(config: Fields) -> Values:
 
 
 def _attention(config: Fields, head_dim: int, layers: int) -> tuple[Values, list[Values]]:
-    """Returns the fields of an attention with an indexer, and what each layer changes in them."""
+    """Returns the fields of an attention with an indexer, and the changes of each layer."""
     window = CompressedSpec(
         config.integer("q_lora_rank", 1024),
         _rotated(config, head_dim),

@@ -88,7 +88,7 @@ def decoder(
 
     `tied` and `activation` are the family's defaults for `tie_word_embeddings` and `hidden_act`. `needs_kv_heads` is
     for families whose default for `num_key_value_heads` is that of one model: the key must be there. In other families
-    a missing key means as many as the heads. Without `gated` a feed-forward has two matrices. `defaults` has the sizes
+    a missing key means the number of heads. Without `gated` a feed-forward has two matrices. `defaults` has the sizes
     that the family's files leave out. `width` is that of the feed-forward, where the file has none for all.
     """
 

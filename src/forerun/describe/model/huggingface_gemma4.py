@@ -1,6 +1,6 @@
 """Reads the config.json of Gemma 4, whose layers with and without a window differ in the width of their heads.
 
-A key, and its absence, mean what `Gemma4TextConfig` of Hugging Face transformers says.
+Keys and defaults follow `Gemma4TextConfig` of Hugging Face transformers.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def deepseek_v32(config: Fields) -> Values:
 
 
 def indexed(config: Fields, default: Sequence[str] = ()) -> list[Values]:
-    """Reads what each layer changes by its indexer: its own, or the choice of the last layer that has one.
+    """Reads the indexer of each layer: its own, or the choice of keys of the last layer that has one.
 
     `default` are the family's words for `indexer_types`, all "full" unless given.
     """

@@ -1,4 +1,4 @@
-"""Layers of a config.json that differ: from a list of words, one for each layer, to what each layer changes."""
+"""Layers of a config.json that differ: converts a list of words, one for each layer, to the changes of each layer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """LayeredModel: a model given layer by layer, such as a convolutional network or a list that a user wrote.
 
-A `Layer` states what it reads and writes, its parameters, what it keeps for its backward pass, and which kernels it
-runs. A kernel is a `Matmul`, an `Attention` or a `Traffic`. A user's own layer is a subclass with `forward` (and
+A `Layer` states its inputs and outputs, its parameters, the tensors that it keeps for its backward pass, and its
+kernels. A kernel is a `Matmul`, an `Attention` or a `Traffic`. A user's own layer is a subclass with `forward` (and
 `backward`, where its kernels differ from those of `forward`), or a function given to `function_layer`.
 """
 

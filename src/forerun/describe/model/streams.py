@@ -1,4 +1,4 @@
-"""StreamsSpec: several residual streams in place of one, and what layers do to read and write them."""
+"""StreamsSpec: several residual streams in place of one, and the work of layers to read and write them."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def _usual_order(model: ModelSpec, plan: Plans) -> Column:
 
 
 def _as_by_default(model: ModelSpec, plan: Plans) -> Column:
-    """Says in which plans the reshard policy does what `default` does, or has no parameters to free."""
+    """Returns a mask of the plans whose reshard policy equals `default`, or has no parameters to free."""
     freed = (plan.reshard_after_forward == "always") & (plan.pp == 1)
     kept = (plan.reshard_after_forward == "never") & (plan.pp > 1)
     return freed | kept | no(_gathers(plan))

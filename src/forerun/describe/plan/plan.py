@@ -366,8 +366,9 @@ class Plan:
 
     @property
     def sharding(self) -> str:
-        """Names what data parallelism does with a model's state: DDP, ZeRO-1, ZeRO-2, FSDP, or HSDP, which shards among
-        some ranks and replicates over the others."""
+        """Returns the name of the treatment of a model's state by data parallelism: DDP, ZeRO-1, ZeRO-2, FSDP, or HSDP,
+        which shards among some ranks and replicates over the others.
+        """
         if not self.shards_optimizer:
             return "DDP"
         if self.zero_stage < 3:
@@ -375,8 +376,9 @@ class Plan:
         return "HSDP" if self.dp_replicate > 1 else "FSDP"
 
     def describe(self) -> str:
-        """Returns the parallelism in one short line, without what has one rank: `HSDP=8x16 tp=4` has 8 copies of a
-        model, each sharded over 16 ranks, which each are 4 tensor-parallel ones."""
+        """Returns the parallelism in one short line, without axes of one rank. `HSDP=8x16 tp=4` has 8 copies of a
+        model, each sharded over 16 groups of 4 tensor-parallel ranks.
+        """
         words = []
         if self.dp * self.cp > 1:
             hybrid = self.shards_optimizer and self.dp_replicate > 1

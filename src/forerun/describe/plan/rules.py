@@ -1,4 +1,4 @@
-"""Rules of a plan and its stack: dtypes, dropout, and what data parallelism does with parameters and gradients.
+"""Rules of a plan and its stack: dtypes, dropout, and the treatment of parameters and gradients by data parallelism.
 
 Every rule works for a Plan and for a table of plans (`columns`). Properties of the plan alone are in Plan.
 The Program builder and the bounds of a search share these rules.

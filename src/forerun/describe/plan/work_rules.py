@@ -78,7 +78,7 @@ def too_much_work_why(model: AnyModel, plan: Plan, cluster: Cluster) -> str:
 
 
 def _too_large(model: AnyModel) -> str:
-    """Says why a model is too large for any plan; an empty text where it is not."""
+    """Returns the reason for which a model is too large for any plan. The text is empty if it is not."""
     parameters = _parameters(model)
     if parameters > MOST_PARAMETERS:
         return f"{model.name} has {parameters:.4g} parameters; at most {MOST_PARAMETERS:.0e} are simulated"

@@ -21,7 +21,7 @@ _TEST = re.compile(r"\[\[?\s+(.*?)\s+\]\]?", re.DOTALL)
 
 
 def words_of_script(text: str, place: str) -> list[str]:
-    """Returns the words of the command that trains, or where none is found those of all variables that hold options.
+    """Returns the words of the command that trains. If there is none, returns those of all variables that hold options.
 
     Raises ForerunError, which names `place` and the line, for a quotation mark that is not closed.
     """
@@ -131,7 +131,7 @@ def _compared(test: str, variables: dict[str, str]) -> bool:
 
 
 def _value(text: str, place: str) -> str:
-    """Returns the value of an assignment: the words of an array, or what stands between quotation marks."""
+    """Returns the value of an assignment: the words of an array, or the text between quotation marks."""
     text = text.strip()
     if text.startswith("(") and text.endswith(")"):
         words = _words(text[1:-1], place)

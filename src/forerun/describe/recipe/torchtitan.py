@@ -85,7 +85,7 @@ def flat(tables: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _word(fields: Fields, name: str, default: str) -> Any:
-    """Returns the value of plan field `name`, of which the file holds torchtitan's word."""
+    """Returns the value of plan field `name` for torchtitan's word in the file."""
     own = words_of(TOOL)
     key = own.keys[name]
     word = fields.text(key, default)

@@ -112,7 +112,7 @@ def _path_of(name: str, beside: str) -> str:
 
 
 class _Kept(NamedTuple):
-    """A stack that was read, and what tells whether it has to be read again."""
+    """A stack that was read, with the times of its files, which show whether it must be read again."""
 
     stack: Stack
     files: dict[str, int]

@@ -73,7 +73,9 @@ class Posterior:
 
 
 def _typical_spread(registry: Registry, what: What) -> float:
-    """Returns that of a typical constant of a stack; what benchmarks measure on each device or kernel has none."""
+    """Returns the spread of a typical constant of a stack. Constants that benchmarks measure on each device or kernel
+    have none.
+    """
     if what not in OF_STACKS:
         return 0.0
     return median(registry.spread_of(one) for one in registry.constants if one.what == what)

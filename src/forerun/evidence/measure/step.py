@@ -13,7 +13,7 @@ _PERCENT = 1e-2
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """Holds what one rank measured. Times and peaks are medians over the steps."""
+    """Holds the measurements of one rank. Times and peaks are medians over the steps."""
 
     step_s: float
     peak_bytes: int

@@ -101,7 +101,7 @@ def public_profiles() -> PublicProfiles:
 
 
 def judge(listed: PublicProfiles, folder: Path) -> Judged:
-    """Replays and extrapolates the profiles of which `folder` has the files.
+    """Replays and extrapolates the profiles whose files are in `folder`.
 
     Raises ForerunError if it has none of them.
     """

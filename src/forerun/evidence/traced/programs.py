@@ -1,4 +1,4 @@
-"""The public program behind each measured row: repository, commit, command, and what its author changed for the row."""
+"""The public program behind each measured row: repository, commit, command, and the author's changes for the row."""
 
 from __future__ import annotations
 

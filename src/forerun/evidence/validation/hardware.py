@@ -46,7 +46,7 @@ class _File(Entry):
 
 
 def read_hardware(path: str | Path) -> Hardware:
-    """Returns the `clusters` of a hardware file, with what hosts.yaml knows beside it.
+    """Returns the `clusters` of a hardware file, with the facts of hosts.yaml beside it.
 
     Raises ForerunError, which names file and key, for a missing file, broken YAML, or a wrong entry.
     """

@@ -1,4 +1,4 @@
-"""`forerun doctor`: what this installation has and lacks."""
+"""`forerun doctor`: the contents and the gaps of this installation."""
 
 from __future__ import annotations
 

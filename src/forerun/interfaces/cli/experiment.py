@@ -40,7 +40,7 @@ from forerun.interfaces.report.written import to_json
 def spread(arguments: Sequence[str], several: Collection[str]) -> list[str]:
     """Returns `arguments` with the name repeated before each further value of the options in `several`.
 
-    Values go on until the next option; what belongs to the command itself stands before.
+    Values continue until the next option. Arguments of the command itself come first.
     """
     out: list[str] = []
     name = ""
@@ -260,7 +260,7 @@ def _show(
     files: Exported | None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Prints a result, how else its bandwidth may be read, and what was written; with `more` in the JSON object."""
+    """Prints a result, another reading of its bandwidth, and the written files. `more` goes into the JSON object."""
     reading = other_reading(result.request)
     if as_json:
         others = {} if reading is None else {"other_reading": reading.text}

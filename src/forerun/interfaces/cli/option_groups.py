@@ -16,7 +16,7 @@ def grouped(command: Command) -> Command:
     """Gives a command the options of its parameters that are dataclasses.
 
     Each field of such a dataclass becomes an option: its annotation holds the `typer.Option`, its default is that of
-    the option. The command receives the dataclass with what the user gave.
+    the option. The command receives the dataclass with the user's values.
     """
     own = list(inspect.signature(command, eval_str=True).parameters.values())
     groups: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}

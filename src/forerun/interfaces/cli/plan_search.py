@@ -130,7 +130,7 @@ class Shown:
         return [_axes(text) for text in self.heat or ()]
 
     def check(self) -> None:
-        """Raises ForerunError for what can't be written after all the work."""
+        """Raises ForerunError for files that could not be written after all the work."""
         if self.pictures is not None and not drawing_is_possible():
             raise ForerunError("--pictures needs matplotlib: pip install 'forerun[plot]'")
         if self.heat and not (self.report or self.pictures):

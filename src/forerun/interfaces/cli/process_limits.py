@@ -32,7 +32,7 @@ _GOES_ON = {"plan": "--store", "run": "--store", "dse": "--out", "experiment": "
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """Says how much time and memory of this machine the command may use."""
+    """Holds the limits of the time and the memory of this machine that the command may use."""
 
     time_limit: Annotated[
         str | None, typer.Option(metavar="TIME", help="Stop the command after this time: 90s, 10min, 2h.")

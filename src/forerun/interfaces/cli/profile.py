@@ -1,4 +1,4 @@
-"""`forerun profile`: what PyTorch's profiler recorded of a real step."""
+"""`forerun profile`: the records of PyTorch's profiler of a real step."""
 
 from __future__ import annotations
 

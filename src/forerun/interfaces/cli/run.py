@@ -36,7 +36,7 @@ _SHOWN_PLANS = 10
 
 @dataclass(frozen=True)
 class Draws(WorkOptions):
-    """Says how many runs are simulated, from which random numbers, and by whom."""
+    """Holds the options for the number of simulated runs, their seed, and their workers."""
 
     runs: Annotated[
         int, typer.Option(min=1, help="Number of runs to simulate. They differ in their random failures.")

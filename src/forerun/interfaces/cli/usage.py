@@ -22,7 +22,8 @@ _SHOULD, _OWN = "Input should be ", "Value error, "
 
 
 def usage_line(error: Exception) -> str:
-    """Returns the line about an error of the command line: the option or argument, what it expects, and the help page.
+    """Returns the line about an error of the command line: the option or argument, the expected value, and the help
+    page.
 
     Versions of Typer differ in their words for a wrong value; some have pydantic's error as the cause.
     """

@@ -54,7 +54,7 @@ def _cells(point: Point, both: bool) -> tuple[str, ...]:
 
 
 def print_nccl(out: Console, cluster: Cluster, n_gpus: int, collective: str, points: Sequence[NcclChoice]) -> None:
-    """Prints a row for each size: what NCCL runs, and how long it takes."""
+    """Prints a row for each size: NCCL's choice and its time."""
     print_title(out, f"{collective} of {n_gpus:,} GPUs of {cluster.name}")
     rows = (
         (

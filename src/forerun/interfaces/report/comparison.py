@@ -249,7 +249,7 @@ def _counts(pair: Pair) -> str:
 
 
 def _ends(rows: Sequence[Any], top: int) -> list[Any]:
-    """Returns the first and the last rows, `top` of them: what lost most, and what won most."""
+    """Returns the first and the last rows, `top` of them: the largest losses and the largest gains."""
     if len(rows) <= top:
         return list(rows)
     first = -(-top * 2 // 3)

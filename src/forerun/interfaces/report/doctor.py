@@ -1,4 +1,4 @@
-"""Finds what this installation has and lacks: versions, extras, compiled functions, caches and disk space."""
+"""Examines this installation: versions, extras, compiled functions, caches and disk space."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def doctor_record(findings: Iterable[Finding]) -> dict[str, Any]:
 
 
 def print_doctor(out: Console, findings: Iterable[Finding]) -> None:
-    """Prints a row for each finding, and the lines that install what is missing."""
+    """Prints a row for each finding, and the commands that install missing parts."""
     every = list(findings)
     print_title(out, "What this installation has")
     rows = [("" if each.good else "!", each.what, each.found) for each in every]

@@ -118,7 +118,7 @@ def _goodputs(study: RunStudy) -> Plot:
 
 
 def _waterfall(study: RunStudy) -> Plot:
-    """Shows what each class of badput takes from 100 % of the time, down to the useful steps that are left."""
+    """Shows the share of each class of badput from 100 % of the time down to the useful steps."""
     losses = [
         (name, share, 100.0 * value)
         for (name, share, _), value in zip(badput_rows(study), study.badput.values(), strict=True)

@@ -35,7 +35,7 @@ _SLOWEST = 8
 
 
 def run_document(result: RunResult, answers: Answers | None, command: str = "") -> Document:
-    """Returns the page of a run, without what needs further simulations if `answers` is None.
+    """Returns the page of a run. If `answers` is None, it has no sections that need further simulations.
 
     `command` repeats the run.
     """

@@ -1,4 +1,6 @@
-"""Draws what all pictures share: matplotlib figures with axes, legends and ticks, and reproducible PNG files."""
+"""Draws the common parts of all pictures: matplotlib figures with axes, legends and ticks, and reproducible PNG
+files.
+"""
 
 from __future__ import annotations
 

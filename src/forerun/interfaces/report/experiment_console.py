@@ -99,7 +99,7 @@ def print_comparison(out: Console, comparison: Comparison) -> None:
 
 
 def print_stragglers(out: Console, study: StragglerStudy) -> None:
-    """Prints how the step times are distributed, and what waiting for the slowest rank costs."""
+    """Prints the distribution of the step times, and the cost of waiting for the slowest rank."""
     print_title(out, f"{study.request.name}: {len(study.steps_s):,} iterations under disturbances")
     lost = "" if study.lost_dollars is None else f", {study.lost_dollars:,.2f} dollars of the run"
     facts = {

@@ -56,14 +56,14 @@ class Exported:
 def export(
     result: Result, folder: str | Path, answers: Answers | None = None, *, history: bool = False, command: str = ""
 ) -> Exported:
-    """Writes the files of `result` into `folder`, which is made where it is not there.
+    """Writes the files of `result` into `folder`, and makes the folder if it is missing.
 
     `{name}_config.yaml`, `{name}_results.json`, a CSV table, pictures and report.html; of a run with `answers` also
     `{name}_bottlenecks.json`, with `history` every event of its first iterations as CSV and as a Perfetto trace.
     Without matplotlib there are no pictures; `notes` say so.
 
     Args:
-        command: what repeats the study, for the page.
+        command: the command line that repeats the study, for the page.
 
     Raises ForerunError if the files can't be written; those that were there are as they were.
     """
@@ -163,7 +163,7 @@ def _pictures(result: Result, answers: Answers | None) -> Pictures:
 
 
 def _history(stage: Path, name: str, result: RunResult) -> tuple[str, ...]:
-    """Writes every event as a table and as a trace, and returns notes on what is missing."""
+    """Writes every event as a table and as a trace. Returns notes on missing events."""
     history = run_history(result)
     with (stage / f"{name}_events.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -160,8 +160,9 @@ _SAME = 0.0005
 
 
 def reason_words(reason: Reason, pair: PairResult) -> str:
-    """Returns a sentence on what changes from one point to the other, and one for each kind of term that makes it
-    change."""
+    """Returns a sentence on the change from one point to the other, and a sentence for each kind of term that causes
+    it.
+    """
     before, after = reason.total
     first, second = (strategy_words(row.point.strategy) for row in (reason.before, reason.after))
     if reason.axis is None:

@@ -17,7 +17,7 @@ _NAMES = {"local_sgd": "local SGD", "diloco": "DiLoCo"}
 
 
 def print_outer_steps(out: Console, effect: OuterEffect) -> None:
-    """Prints the mean step of all replicas, what an outer step costs, and what no simulation tells."""
+    """Prints the mean step of all replicas, the cost of an outer step, and the effects that no simulation shows."""
     steps = effect.steps
     out.print()
     print_title(

@@ -199,7 +199,7 @@ def memory_sections(simulation: Simulation) -> list[Part]:
 
 
 def bottleneck_sections(found: Bottlenecks) -> list[Part]:
-    """Returns the used share of each resource with its threshold, and what uses it."""
+    """Returns the used share of each resource with its threshold, and the work that uses it."""
     named = ", ".join(each.name for each in found.found)
     verdict = (
         Text(f"Above the threshold: {named}.", "warning") if named else Text("Nothing is above its threshold.", "good")

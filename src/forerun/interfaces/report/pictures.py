@@ -1,7 +1,7 @@
 """Pictures: the plots of pages as PNG files, for documents and for machines without a browser. Needs matplotlib.
 
-A Plot is a figure in the schema of plotly.js. This module draws what Forerun's plots use of that schema: bars (upright
-and lying, stacked, with hatches and words), lines with markers, stacked areas, axes and annotations.
+A Plot is a figure in the schema of plotly.js. This module draws the parts of that schema that Forerun's plots use: bars
+(upright and lying, stacked, with hatches and words), lines with markers, stacked areas, axes and annotations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plots: what every plotly figure has in common, and the plots of a simulated step."""
+"""Plots: the common parts of every plotly figure, and the plots of a simulated step."""
 
 from __future__ import annotations
 

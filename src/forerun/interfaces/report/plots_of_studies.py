@@ -105,7 +105,7 @@ def _curve(name: str, x: Sequence[float], y: Sequence[float], texts: Sequence[st
 
 
 def _notes(study: ScalingStudy, points: Sequence[ScalePoint], values: Sequence[float]) -> list[dict[str, Any]]:
-    """Marks on points: where scaling breaks down, and what does not fit."""
+    """Marks on points: the point at which scaling breaks down, and points that do not fit."""
     broken = [i for i, point in enumerate(points) if point.num_nodes == study.break_down]
     small = [i for i, point in enumerate(points) if not point.fits]
     marks = (

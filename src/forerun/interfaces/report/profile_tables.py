@@ -137,7 +137,7 @@ def import_record(found: Imported, path: Path) -> dict[str, Any]:
 
 
 def print_import(out: Console, found: Imported, path: Path) -> None:
-    """Prints what was imported and how well it replays."""
+    """Prints the facts of an import and the errors of its replay."""
     record = import_record(found, path)
     times = found.step_times_s
     print_title(out, f"{path}: {found.name}, {record['profiled_ranks']} of {record['ranks']} ranks")

@@ -56,7 +56,7 @@ def _stage_record(stage: InitStage) -> dict[str, Any]:
 
 
 def loop_record(loop: LoopTime) -> dict[str, Any]:
-    """Steps of a training loop in the mean, and what its periodic work adds."""
+    """Returns the mean step of a training loop, and the time that its periodic work adds."""
     return {
         "mean_step_time_s": loop.mean_step_time_s,
         "tokens_per_s_per_gpu": loop.tokens_per_s_per_gpu,

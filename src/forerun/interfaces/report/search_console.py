@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 
 def print_search(out: Console, result: SearchResult, top: int, flops_per_token: float, again: str) -> None:
-    """Prints a search: the best plans, how the times spread, what was left out and why, the winner in detail.
+    """Prints a search: the best plans, the distribution of the times, the omitted plans with reasons, and the winner in
+    detail.
 
     `again` is the command that predicts the best plan.
     """
@@ -66,7 +67,7 @@ def print_search(out: Console, result: SearchResult, top: int, flops_per_token: 
 
 
 def print_verdict(out: Console, asked: str, verdict: Verdict) -> None:
-    """Prints in one line what became of the plans that the user asked about."""
+    """Prints the outcome of the plans that the user asked about, in one line."""
     plan = "" if verdict.plan is None else f" ({plan_words(verdict.plan)})"
     out.print(f"{asked}: {verdict.text}{plan}", soft_wrap=True)
 
@@ -198,7 +199,7 @@ def _ranking(result: SearchResult, top: int) -> Table:
 
 
 def _print_choices(out: Console, result: SearchResult) -> None:
-    """Prints what single choices are worth."""
+    """Prints the gains of single choices."""
     if not result.choices:
         return
     out.print()

@@ -118,7 +118,7 @@ def _print_tensors(out: Console, changes: Sequence[TensorChange], top: int) -> N
 
 
 def _ends(changes: Sequence[Any], top: int) -> list[Any]:
-    """Returns the first and the last changes, `top` of them: what lost most, and what won most."""
+    """Returns the first and the last changes, `top` of them: the largest losses and the largest gains."""
     if len(changes) <= top:
         return list(changes)
     first = -(-top // 2)

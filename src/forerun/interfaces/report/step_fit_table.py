@@ -135,7 +135,7 @@ def print_step_fit(
     written: Sequence[object] | None,
     by_source: F64 | None = None,
 ) -> None:
-    """Prints constants with what they were and what they are, errors, and what was written."""
+    """Prints constants with their old and new values, errors, and the written files."""
     record = step_fit_record(fit, anchored, by_source)
     kinds = (
         (kind["name"], _number(kind["prior"]), _number(kind["value"]), f"{kind['sigma']:.3f}")

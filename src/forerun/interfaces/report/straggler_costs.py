@@ -51,7 +51,7 @@ def time_rows(costs: StragglerCosts) -> list[tuple[str, str, str]]:
 
 
 def slowdown_tables(costs: StragglerCosts) -> list[tuple[tuple[str, str], list[tuple[str, str]]]]:
-    """Returns tables of what slows the job if only that takes its own time, the slowest first."""
+    """Returns tables of the job's slowdown if only one part of it keeps its recorded times, the slowest first."""
     return [
         (("operations", "slowdown"), _rows(costs.by_operation, len(costs.by_operation))),
         (("stage", "slowdown"), _rows(costs.by_stage)),
@@ -82,7 +82,7 @@ def _whole_percent(share: float) -> str:
 
 
 def print_costs(out: Console, costs: StragglerCosts) -> None:
-    """Prints what stragglers cost a job."""
+    """Prints the cost of stragglers in a job."""
     out.print(Text(heading(costs), style="bold"))
     out.print(subtitle(costs), soft_wrap=True)
     out.print()
@@ -136,7 +136,7 @@ def step_rows(costs: StragglerCosts) -> list[Mapping[str, Any]]:
 
 
 def costs_document(costs: StragglerCosts, command: str = "") -> Document:
-    """Returns the page: the loss, what causes it, ranks as a map, the steps one by one."""
+    """Returns the page: the loss, its causes, ranks as a map, and the steps one by one."""
     parts: list[Part] = [
         Figures(
             (

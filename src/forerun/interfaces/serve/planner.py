@@ -125,7 +125,7 @@ class Planner:
         return document_record(prediction_document(simulation, gains, command, talk))
 
     def neighbours(self, about: AboutPlan) -> list[dict[str, Any]]:
-        """Returns the plans that differ in one choice, and what becomes longer in each."""
+        """Returns the plans that differ in one choice, and the parts that become longer in each."""
         made, plan, own = self.found(about)
         known = self.kept(made.question)
         out = []

@@ -95,7 +95,7 @@ def _text(profile: Profile, number: float) -> str:
 
 
 def _members(text: str) -> tuple[int, ...]:
-    """Returns the ranks that a text lists; none where it is cut short."""
+    """Returns the ranks that a text lists. The result is empty if the text is cut short."""
     try:
         ranks = parse_json(text, "ranks")
     except ForerunError:

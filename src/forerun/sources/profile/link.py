@@ -24,7 +24,7 @@ _NAMES = {"float": "Float", "c10::BFloat16": "BFloat16", "c10::Half": "Half", "d
 
 
 class Linked(NamedTuple):
-    """A profile with what an execution trace adds."""
+    """A profile with the additions of an execution trace."""
 
     profile: dict[str, Any]
     matched: int
@@ -176,7 +176,7 @@ def _text(names: Iterator[str]) -> str:
 
 
 def _describe_kernels(events: list[Any], pairs: list[tuple[dict[str, Any], _Operator]]) -> None:
-    """Gives the kernels of collectives what their calls say."""
+    """Adds the details of the calls of collectives to their kernels."""
     calls = {
         event["args"].get("External id"): operator.arguments
         for event, operator in pairs

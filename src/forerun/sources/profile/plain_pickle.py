@@ -135,7 +135,7 @@ def _fill(code: int, stack: list[Any]) -> bool:
 
 
 def _since_mark(stack: list[Any]) -> list[Any]:
-    """Takes what stands above the last mark off the stack, and the mark."""
+    """Pops the items above the last mark off the stack, and the mark."""
     place = len(stack) - 1
     while stack[place] is not _MARK:
         place -= 1

@@ -1,4 +1,4 @@
-"""A profile of one rank: what PyTorch's profiler wrote, in columns."""
+"""A profile of one rank: the output of PyTorch's profiler, in columns."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Profile:
         return np.asarray(self.text_mask(categories.__contains__)[self.rows.cat] & (self.rows.dur_ns >= 0))
 
     def values(self, key: Key, missing: float) -> F64:
-        """Returns an argument of every row, (rows,), `missing` where it has none. Of doubles the last one counts."""
+        """Returns an argument of every row, (rows,). Rows without it get `missing`. Of doubles the last one counts."""
         column = np.full(len(self), missing)
         wanted = self.extras.key == key
         column[self.extras.row[wanted]] = self.extras.value[wanted]

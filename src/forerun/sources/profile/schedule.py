@@ -165,8 +165,8 @@ def _stated_waits(step: Step) -> tuple[list[tuple[int, int]], frozenset[int]]:
 def _inferred_waits(step: Step, known: frozenset[int]) -> list[tuple[int, int]]:
     """Returns pairs (waits, is waited for) that the order of calls suggests.
 
-    What a thread launches next after it made a stream wait is taken for what waits. It waits for the last work of
-    another stream that was issued before the event was recorded, or before the wait where no record is in the file.
+    The next launch of a thread, after it made a stream wait, counts as the work that waits. It waits for the last work
+    of another stream that was issued before the event was recorded, or before the wait where no record is in the file.
     """
     profile, rows = step.profile, step.profile.rows
     calls = [row for row in _calls_named(profile, _STREAM_WAITS, step).tolist() if row not in known]
@@ -210,7 +210,8 @@ def _synchronisations(step: Step) -> list[HostWait]:
 def _full_queues(step: Step) -> list[HostWait]:
     """Returns the launches that wait because the stream's queue is full, until work of the stream has ended.
 
-    They wait for what ended last before they return. What a launch takes without waiting is the median of the others.
+    They wait for the work that ended last before they return. What a launch takes without waiting is the median of the
+    others.
     """
     launched = np.flatnonzero(step.call != NONE)
     rows = step.profile.rows

@@ -54,8 +54,9 @@ class Step:
 
     @property
     def leads(self) -> Mask:
-        """Returns the mask (work,) of what began while the step before was still running, such as copies of the next
-        batch."""
+        """Returns the mask (work,) of the work that began while the step before was still running, such as copies of
+        the next batch.
+        """
         return np.asarray(self.start_ns < self.before_ns)
 
     @property
@@ -67,8 +68,8 @@ class Step:
 def steps_of(profile: Profile) -> list[Step]:
     """Returns every step of a profile, in order of time; the whole file is one where it names none.
 
-    A step holds what its launches run, whenever that runs. Work without a launch belongs to the step in which it
-    starts.
+    A step holds the work of its launches, whenever that work runs. Work without a launch belongs to the step in which
+    it starts.
 
     Raises ForerunError for a profile without work of a device.
     """

@@ -1,7 +1,8 @@
 """Makes a Program from one profiled step of each rank, with the measured times, the order and the waits of its work.
 
-A node runs for as long as its kernel did. The host's own time, and the delay between what a kernel waited for and its
-start, are nodes of fixed time. So the Program, run unchanged, starts and ends every kernel when the profile does.
+A node runs for as long as its kernel did. The host's own time, and the delay between the end of a kernel's dependency
+and its start, are nodes of fixed time. So the Program, run unchanged, starts and ends every kernel when the profile
+does.
 
 Its time begins when the previous step has ended. Work of the device for this step before that moment runs beside the
 rest, and nothing waits for it. Work of the host before that moment is placed at the end. So neither takes less time
@@ -107,7 +108,7 @@ def _collectives(step: Step) -> dict[int, Call]:
 
 
 def _memory(profile: Profile) -> I64:
-    """Returns the peak of the recorded memory as bytes that stay: a profile does not say what a tensor is for."""
+    """Returns the peak of the recorded memory as bytes that stay: a profile does not state the purpose of a tensor."""
     out = np.zeros(N_CATEGORIES, np.int64)
     out[Category.ACTIVATION] = profile.device_peak_bytes(Key.TOTAL_ALLOCATED) or 0
     return out
@@ -286,7 +287,7 @@ class _Rank:
     def _streams(self) -> I64:
         """Returns the engine's stream of every work: the one that computes most is the compute stream.
 
-        Dispatchers of experts have kernels of their own, so what communicates without NCCL is on theirs.
+        Dispatchers of experts have their own kernels, so communication without NCCL is on the dispatchers' streams.
         """
         step = self.schedule.step
         numbers, stream = np.unique(2 * step.stream + step.leads, return_inverse=True)

@@ -13,7 +13,9 @@ from forerun.sources.symbolic.tape import Region, Tape, TapeOp, keep_nothing
 
 
 def settle_activations(kernels: PlanKernels, tape: Tape, checkpointed: bool) -> None:
-    """Sets which operations of a finished tape run again in backward and what waits in host memory."""
+    """Sets the operations of a finished tape that run again in the backward pass, and the tensors that wait in host
+    memory.
+    """
     tape.early_stop = kernels.stack.recompute_early_stop
     tape.compiled = kernels.plan.compiles_layers
     tape.weights_first = kernels.whole_graph

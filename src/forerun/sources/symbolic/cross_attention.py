@@ -1,4 +1,4 @@
-"""Attention to the output of an encoder: queries come from the stream, keys and values from what was encoded.
+"""Attention to the output of an encoder: queries come from the stream, keys and values from the encoder's output.
 
 Its keys have no positions, and no mask.
 """

@@ -51,8 +51,9 @@ def experts(section: Section, x: str, y: str, module: int) -> None:
 def routed_experts(
     section: Section, x: str, y: str, module: int, dispatch: Beside | None = None, combine: Beside | None = None
 ) -> None:
-    """Writes the router and the routed experts from the normed `x` to `y`. `dispatch` and `combine` write what runs
-    beside the exchanges that bring tokens to their experts and back."""
+    """Writes the router and the routed experts from the normed `x` to `y`. `dispatch` and `combine` write the work
+    beside the exchanges that bring tokens to their experts and back.
+    """
     kernels, s, moe = section.kernels, section.kernels.shapes, section.kernels.model.moe
     assert moe is not None
     tokens = s.tokens_sp  # a rank routes its own tokens
@@ -98,7 +99,7 @@ class _Routed:
     """The routed experts of a layer under one dispatcher."""
 
     def __init__(self, section: Section, way: Dispatcher, module: int, beside: Mapping[str, Beside | None]) -> None:
-        """`beside` writes what runs beside the exchanges, by their names."""
+        """`beside` writes the work beside the exchanges, by their names."""
         self.section, self.way, self.module, self.beside = section, way, module, beside
         kernels, plan, moe = section.kernels, section.kernels.plan, section.kernels.model.moe
         assert moe is not None

@@ -28,7 +28,7 @@ class GradientSteps:
         """bytes of a buffer -> number of the block that frees it"""
 
     def take(self, steps: Steps, part: Part, first: bool, last: bool) -> None:
-        """Appends what becomes of a unit's gradients after its backward pass of the first or last micro batch."""
+        """Appends the work on a unit's gradients after its backward pass of the first or last micro batch."""
         around = part.parallel
         if self.reduces_every_microbatch:
             self._reduce(steps, part, "reduce_first" if first else "reduce")

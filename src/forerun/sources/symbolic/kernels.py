@@ -1,6 +1,7 @@
 """The kernels that a model runs under a plan, as rows of an op table, in the styles of the plan's software stack.
 
-`PlanKernels` holds what every model needs (casts, norms, collectives), `TransformerKernels` adds the transformer's own.
+`PlanKernels` holds the parts that every model needs (casts, norms, collectives), and `TransformerKernels` adds the
+transformer's own.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class PlanKernels:
         """elements of the matrix that embedding and head share where they are tied"""
 
     def carried_bytes(self, layer: int) -> int:
-        """Returns the bytes that cross a pipeline border before layer number `layer` beside what crosses each."""
+        """Returns the bytes that cross a pipeline border before layer number `layer`, beside those that cross every
+        border.
+        """
         return 0
 
     @cached_property
@@ -125,7 +128,7 @@ class PlanKernels:
         return "compiled" if self.plan.compiles_layers and self.stack.inductor else wanted
 
     def keeps_steps(self, wanted: NormStyle) -> bool:
-        """Returns whether the backward pass reads what single operations of a pattern made.
+        """Returns whether the backward pass reads the results of single operations of a pattern.
 
         The min-cut partitioner of AOTAutograd recomputes them, under Inductor and under aot_eager.
         """

@@ -45,7 +45,7 @@ def write_layer(section: Section) -> None:
 
 
 def _halves_in_turn(section: Section) -> None:
-    """Writes a layer whose feed-forward reads what its mixer has added to the stream."""
+    """Writes a layer whose feed-forward reads the stream after the mixer's output is added."""
     model, corrects = section.kernels.model, section.kernels.model.streams
     altup = corrects is not None and corrects.rule == "altup"
     start = stream = before_layer(section, "x", ATTENTION)
@@ -222,7 +222,7 @@ def _feed_forward(section: Section, x: str) -> str:
 
 
 def _parallel_halves(section: Section) -> None:
-    """Writes a layer whose feed-forward reads what its mixer reads."""
+    """Writes a layer whose feed-forward and mixer read the same input."""
     model, elements = section.kernels.model, section.kernels.shapes.tokens_sp * section.kernels.model.hidden
     section.fan_out("layer", "x", elements, 2, ATTENTION)
     inside = _normed(section, "x", ATTENTION)

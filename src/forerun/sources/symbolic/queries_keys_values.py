@@ -18,7 +18,7 @@ SHARED = ("k.shared", "v.shared")
 
 
 def queries_keys_values(section: Section, x: str, module: int) -> None:
-    """Writes what an attention kernel reads (`query_names`) from the normed input `x`."""
+    """Writes the inputs of an attention kernel (`query_names`) from the normed input `x`."""
     model = section.kernels.model
     if model.compressed:
         compressed_inputs(section, model.compressed, x, module)
@@ -82,8 +82,9 @@ def _drop_key_bias(vectors: list[int], outs: int, width: int) -> None:
 
 
 def _further_products(section: Section) -> list[tuple[str, str, int]]:
-    """Returns (name, tensor, width) of further products of the normed input: a gate for each head, and what heads mix
-    the biases of relative positions from."""
+    """Returns (name, tensor, width) of further products of the normed input: a gate for each head, and the vectors from
+    which heads mix the biases of relative positions.
+    """
     model, heads = section.kernels.model, section.kernels.shapes.heads
     gate = [("attention.head_gate", "head_gate", heads)] if model.head_gate else []
     return gate + ([("attention.relative", "relative", heads * model.relative_rank)] if model.relative_rank else [])
@@ -112,8 +113,9 @@ def _convolved_keys_values(section: Section, module: int) -> None:
 
 
 def _convolved_heads(section: Section, module: int) -> None:
-    """Writes the convolutions of queries and keys, by channel and by head, and the sum with what came before them; the
-    second one is a product of each head."""
+    """Writes the convolutions of queries and keys, by channel and by head, and the sum with their inputs. The second
+    convolution is a product of each head.
+    """
     kernels, s, model = section.kernels, section.kernels.shapes, section.kernels.model
     heads, size = s.heads + s.kv_heads, s.act_bytes
     elements = s.tokens * heads * s.head_dim

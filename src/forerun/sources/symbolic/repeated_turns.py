@@ -19,7 +19,7 @@ _State: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class OrderedTurns:
-    """The turns of one rank in order, with what all plans of its schedule share."""
+    """The turns of one rank in order, with the values that all plans of its schedule share."""
 
     turns: tuple[Turn, ...]
     ends: Mapping[int, tuple[int, int]]

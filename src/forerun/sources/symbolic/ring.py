@@ -1,4 +1,4 @@
-"""Splits a causal mask over the ranks of context parallelism: what each rank computes at each step of the ring.
+"""Splits a causal mask over the ranks of context parallelism: the attention of each rank at each step of the ring.
 
 A rank has an equal part of every sequence. At step i it receives the keys and values of the rank i places before it.
 Under a causal mask a query attends to no later key, so the work of a rank depends on which tokens it has:

@@ -1,4 +1,4 @@
-"""Several residual streams (`StreamsSpec`): what layers read of them, and how a layer writes all of them.
+"""Several residual streams (`StreamsSpec`): the reads of layers, and the writes of a layer to all streams.
 
 Every tensor-parallel rank has the weights whole and works on its own tokens. Products of a token's streams with its own
 small matrix move memory and hardly multiply, so they count as memory traffic.
@@ -29,7 +29,7 @@ def _elements(section: Section) -> int:
 def _mixed(
     section: Section, name: str, reads: tuple[str, ...], made: tuple[str, int], module: int, pattern: str
 ) -> None:
-    """Writes a pattern over all streams that keeps what it reads, and makes one tensor (name, bytes)."""
+    """Writes a pattern over all streams that keeps its inputs, and makes one tensor (name, bytes)."""
     style, kind = section.kernels.stack.residual, "residual" if name.endswith("residual") else "pointwise"
     section.pointwise(name, pattern, _elements(section), style, reads, (made,), reads, module, kind)
 

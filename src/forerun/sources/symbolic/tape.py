@@ -1,7 +1,7 @@
 """A tape of the operations of one unit of a model: which tensors each reads, makes, and needs again in backward.
 
 An operation says which kernels it runs in each direction. `tape_blocks` writes the forward, recompute and backward
-blocks that follow. A checkpointed region drops what it saved and runs forward again.
+blocks that follow. A checkpointed region drops its saved tensors and runs forward again.
 """
 
 from __future__ import annotations

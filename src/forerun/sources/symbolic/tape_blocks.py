@@ -247,7 +247,8 @@ class _Writer:
         self, stages: list[Stage], phase: Phase, module: int, awaited: bool = False, beside: bool = False
     ) -> list[int]:
         """Writes `stages`; returns the last node of each. With `awaited` the host waits for the end of each. With
-        `beside` they don't wait for an exchange that was written before them; what follows waits for both."""
+        `beside` they don't wait for an exchange that was written before them. Later operations wait for both.
+        """
         if not stages:
             return []
         node, before = self.block.node, self.before
@@ -275,7 +276,7 @@ class _Writer:
             self.block.tensor(size, category, ends[first], ends[last])
 
     def span(self, first: int) -> tuple[int, int]:
-        """Returns the first and last node written since `first`; twice the last node when there is none."""
+        """Returns the first and last node written since `first`. Returns the last node twice if there is none."""
         last = len(self.block) - 1
         if last < first:
             last = first = max(0, last)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Gathering:
-    """Says how long the unsharded parameters of a unit are kept: its weights in three parts."""
+    """Divides the weights of a unit into three parts by the time for which their unsharded parameters are kept."""
 
     held: Weights
     """kept from the forward pass to the end of the backward pass"""

@@ -1,4 +1,4 @@
-"""Aligns three sequences of nodes, recorded at three depths, that differ by what each layer adds."""
+"""Aligns three sequences of nodes, recorded at three depths, that differ by the nodes of each additional layer."""
 
 from __future__ import annotations
 

@@ -21,8 +21,9 @@ _MOST_LAUNCHES = 32767
 
 
 class LayerExtrapolation:
-    """Holds what every further layer adds to the step of one role, computed from its recordings at three evenly spaced
-    depths."""
+    """Holds the additions of every further layer to the step of one role, computed from its recordings at three evenly
+    spaced depths.
+    """
 
     def __init__(self, shallow: Sequence[Described]) -> None:
         """Compares the recordings.

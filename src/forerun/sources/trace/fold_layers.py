@@ -1,9 +1,9 @@
 """Builds the Program of a model with many equal layers from recordings with few.
 
-Recordings at three evenly spaced depths show what every further layer adds to a step, and what grows with the depth
-elsewhere (fused optimizers, lists of norms, memory allocated before the step). The recording at any depth follows from
-them (`extrapolate_layers`), and its Program stores equal layers once (`blocks`). Layers of different kinds that
-alternate form a longer period: the depths then lie that far apart.
+Recordings at three evenly spaced depths show the additions of every further layer to a step, and the parts elsewhere
+that grow with the depth (fused optimizers, lists of norms, memory allocated before the step). The recording at any
+depth follows from them (`extrapolate_layers`), and its Program stores equal layers once (`blocks`). Layers of different
+kinds that alternate form a longer period: the depths then lie that far apart.
 """
 
 from __future__ import annotations

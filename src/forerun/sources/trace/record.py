@@ -43,10 +43,10 @@ def trace_call(
 ) -> Program:
     """Returns the Program of one step of a training loop given as two functions.
 
-    `build()` makes what `step` needs, such as model and optimizer; with `mesh` (axis -> degree, outermost first, e.g.
-    `{"dp": 8, "tp": 4}`) it is called with that DeviceMesh of `device`. `step(state)` trains on one batch. Both run in
-    forked processes where 'cuda' is virtual, so call this before the process uses a GPU. `steps` steps run and the last
-    is recorded. Rank 0 and the ranks that it exchanges messages with are traced, or `rank` alone.
+    `build()` makes the objects that `step` needs, such as model and optimizer; with `mesh` (axis -> degree, outermost
+    first, e.g. `{"dp": 8, "tp": 4}`) it is called with that DeviceMesh of `device`. `step(state)` trains on one batch.
+    Both run in forked processes where 'cuda' is virtual, so call this before the process uses a GPU. `steps` steps run
+    and the last is recorded. Rank 0 and the ranks that it exchanges messages with are traced, or `rank` alone.
 
     Raises:
         ForerunError: the degrees of `mesh` don't multiply to `world_size`, the functions fail, or this system can't

@@ -1,4 +1,4 @@
-"""Recording: what one rank of a real training step did, as plain columns without torch.
+"""Recording: the work of one rank in a real training step, as plain columns without torch.
 
 Nodes are in the order in which the host issued them. Streams have the numbers that they had in the program: 0 is the
 default stream, and process groups have streams of their own.
@@ -96,7 +96,7 @@ def save_recording(recording: Recording, path: str | Path) -> None:
 
 
 def load_recording(path: str | Path) -> Recording:
-    """Reads what `save_recording` wrote; nothing in the file is executed.
+    """Reads a file of `save_recording`. Nothing in the file is executed.
 
     Raises:
         ForerunError: the file can't be read, is not a recording, or is damaged.

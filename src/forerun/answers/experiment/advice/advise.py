@@ -72,7 +72,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A candidate and what its simulation says."""
+    """A candidate and the results of its simulation."""
 
     candidate: Candidate
     after: Figures
@@ -128,9 +128,9 @@ def _is_cheaper(before: Figures, after: Figures) -> bool:
 def advise(request: Request, base: Simulation | None = None, *, most: int = 40, plans: int = 16) -> tuple[Advice, ...]:
     """Simulates changes of the run of `request` and returns those that help, the largest gain first.
 
-    Where the run does not fit in memory, all advice makes it fit, the fastest first and what only just fits last.
-    Otherwise advice on speed comes before what frees memory at no loss of speed. Other devices follow: faster ones,
-    then those that are only cheaper for a sample.
+    If the run does not fit in memory, all advice makes it fit, the fastest first and plans that only just fit last.
+    Otherwise advice on speed comes first, then advice that frees memory at no loss of speed. Other devices follow:
+    faster ones, then those that are only cheaper for a sample.
 
     Args:
         base: its undisturbed iteration, simulated unless given.

@@ -128,7 +128,7 @@ def _base(section: ModelSection, source: str, place: str) -> ModelSpec | Layered
 
 
 def _layers(value: object, section: ModelSection, place: str) -> LayeredModel:
-    """Returns the layers in a list, what a Python file makes, or a LayeredModel."""
+    """Returns the layers of a list, of a model that a Python file makes, or of a LayeredModel."""
     if isinstance(value, LayeredModel):
         return value
     if not isinstance(value, str):

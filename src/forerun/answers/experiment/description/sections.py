@@ -1,4 +1,4 @@
-"""The sections of an experiment file: their keys, what each means and in which unit.
+"""The sections of an experiment file: their keys, with meanings and units.
 
 The text under a key is its documentation: `forerun experiment keys` and docs/experiments.md show it.
 """
@@ -198,7 +198,7 @@ def _rate(stated: str | None, number: float | str | None) -> float | None:
 
 
 class ModelSection(Section):
-    """`model`: what is trained."""
+    """`model`: the trained model."""
 
     name: Name | None = None
     """name of the model in reports"""

@@ -57,8 +57,9 @@ def _near(key: str, keys: Iterable[str]) -> list[str]:
 
 
 def refuse_wild(value: Any, place: str, seen: set[int] | None = None, depth: int = 0) -> None:
-    """Raises ForerunError for what no key can have, so that nothing further on trips over it: numbers that are not
-    finite or beyond all bounds, text of several lines, nesting without end. A description may have lines."""
+    """Raises ForerunError for values that no key can have, so that later code need not check them: numbers that are not
+    finite or beyond all bounds, text of several lines, endless nesting. A description may have lines.
+    """
     seen = set() if seen is None else seen
     if isinstance(value, bool) or value is None:
         return

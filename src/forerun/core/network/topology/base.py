@@ -106,7 +106,7 @@ class Topology(ABC):
             raise self.error(f"it has more than {MAX_DEVICES:,} devices")
 
     def check_options(self) -> None:  # noqa: B027
-        """Checks what concerns several fields: a subclass raises `self.error(...)`. The base checks nothing."""
+        """Checks rules of several fields together; a subclass raises `self.error(...)`. The base checks nothing."""
 
     def _check_figure(self, name: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

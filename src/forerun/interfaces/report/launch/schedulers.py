@@ -111,7 +111,9 @@ SCHEDULERS = tuple(_WRITERS)
 
 
 def write_job(t: Translation, scheduler: str) -> tuple[str, str]:
-    """Returns the name and the text of the job file of `scheduler`, one of SCHEDULERS; notes say what is left."""
+    """Returns the name and the text of the job file of `scheduler`, one of SCHEDULERS; a remark names the user's
+    remaining tasks.
+    """
     name, writer, left = _WRITERS[scheduler]
     nodes, per_node = nodes_of(t.plan.world_size, t.cluster.node_size)
     t.remark(f"{name} starts launch.sh on every node; {left}")

@@ -39,7 +39,7 @@ TOOLS = tuple(_WRITERS)
 def launch(
     plan: Plan, model: ModelSpec | LayeredModel, cluster: Cluster, tool: str, scheduler: str | None = None
 ) -> Launch:
-    """Returns `plan` for `tool`, with notes of what the tool does otherwise, and a job file for `scheduler`.
+    """Returns `plan` for `tool`, with notes on the differences of the tool, and a job file for `scheduler`.
 
     Raises:
         UnknownName: there is no such tool or scheduler.

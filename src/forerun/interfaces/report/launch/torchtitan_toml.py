@@ -50,7 +50,9 @@ def torchtitan_toml(t: Translation) -> Launch:
 
 
 def _refuse_mixture(t: Translation) -> None:
-    """Refuses what needs FSDP. Source: torchtitan 0.2.2, distributed/utils.py, maybe_enable_amp."""
+    """Refuses combinations of settings that torchtitan 0.2 runs only with FSDP. Source: torchtitan 0.2.2,
+    distributed/utils.py, maybe_enable_amp.
+    """
     plan = t.plan
     replicated = plan.dp_replicate * (plan.dp_shard if plan.zero_stage == 0 else 1)
     sharded = plan.shards_parameters

@@ -1,5 +1,6 @@
-"""Says why a program failed: the packages that it lacks, in place of what their absence broke, and the error that came
-first, where another one hides it."""
+"""Finds the reason of a program's failure: missing packages instead of their consequences, and the first error instead
+of a later one that hides it.
+"""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ _COUNTS_SINCE = (2, 13)
 
 
 def install(dynamo: str) -> None:
-    """Makes recomputations run operators of which the forward pass saved nothing, if `dynamo` is a release before 2.13.
-    Otherwise a recomputation that torch refuses ends the trace with an error that says what to change.
+    """Makes recomputations run operators for which the forward pass saved nothing, if `dynamo` is a release before
+    2.13. Otherwise a recomputation that torch refuses ends the trace with an error that says what to change.
     """
     checkpoint: Any = import_module("torch.utils.checkpoint")
     if not hasattr(checkpoint, "_RECOMPUTE"):  # This torch does not count.

@@ -1,4 +1,4 @@
-"""Changes what torch assumes of tensors that have data. Each patch names the failure that it prevents.
+"""Patches functions of torch that assume tensors with data. Each patch names the failure that it prevents.
 
 The patches are only applied in a traced process, and are tested with torch 2.13.
 """
@@ -298,8 +298,8 @@ def _absent_operators(recorder: Recorder) -> None:
 def _seen_as_real() -> None:
     """Hides that tensors are fake: only torch itself gets the class under its public name.
 
-    Programs skip what would read data if tensors are `torch._subclasses.FakeTensor`s; transformers then builds whole
-    attention masks.
+    Programs skip code that would read data if tensors are `torch._subclasses.FakeTensor`s; transformers then builds
+    whole attention masks.
     """
     package: Any = torch._subclasses
     del package.FakeTensor

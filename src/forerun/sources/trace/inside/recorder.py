@@ -106,8 +106,9 @@ class Recorder:
 
     @contextmanager
     def beforehand(self, category: Category) -> Iterator[None]:
-        """Treats what happens inside as done once in a run: it records no nodes, and its allocations, of `category`,
-        count as made before the step."""
+        """Treats the work of its block as done once in a run: it records no nodes, and its allocations, of `category`,
+        count as made before the step.
+        """
         recording, self.recording = self.recording, False
         try:
             with self.memory.beforehand(category):
@@ -161,7 +162,7 @@ class Recorder:
     # -- nodes -------------------------------------------------------------------------------------------------
 
     def phase(self) -> int:
-        """Returns the current phase: the optimizer's inside its step, else by what autograd does.
+        """Returns the current phase: the optimizer's inside its step, otherwise the phase of autograd.
 
         During the backward pass, grad mode is on or a module's forward runs only to recompute.
         """

@@ -4,7 +4,7 @@ Dynamo meets Python code in two ways, and neither must show it the tracer:
 
 * It captures *frames* that begin inside a compiled region, between two of its graphs. A frame of the tracer is skipped
   together with all frames below it.
-* It inlines *calls* inside what it captures. Where the tracer has replaced one of torch's functions, Dynamo inlines
+* It inlines *calls* inside captured code. Where the tracer has replaced one of torch's functions, Dynamo inlines
   torch's own function (`stand_in`).
 
 So a compiled region has the graphs and graph breaks that it has without the tracer. This module does not import Dynamo;

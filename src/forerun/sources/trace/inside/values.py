@@ -39,7 +39,7 @@ class _Known:
 
 
 def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the value of a tensor where it is known. A real CPU tensor is its own value."""
+    """Returns the value of a tensor if it is known. A real CPU tensor is its own value."""
     if not isinstance(tensor, FakeTensor):
         return tensor if tensor.device.type == "cpu" else None
     known = tensor.__dict__.get(KNOWN)

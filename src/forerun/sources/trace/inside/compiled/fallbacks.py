@@ -1,4 +1,4 @@
-"""Decides what happens where torch.compile fails and code runs uncompiled: the trace ends, or goes on and says so.
+"""Handles failures of torch.compile, after which code runs uncompiled: the trace ends, or continues with a note.
 
 Graph breaks are no failures: torch.compile splits the graph there, on a GPU too.
 """
@@ -25,7 +25,7 @@ class Fallbacks:
         self._recorder, self._allowed = recorder, allowed
 
     def failed(self, what: str, error: Exception, place: str = "") -> None:
-        """Notes that compiling `what` failed with `error`; the code at `place` runs uncompiled.
+        """Records that the compilation of `what` failed with `error`. The code at `place` runs uncompiled.
 
         Raises:
             Refusal: this is not allowed.

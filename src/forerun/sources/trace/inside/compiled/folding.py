@@ -8,7 +8,7 @@ wrappers and Inductor's last passes are those of the whole graph. If five blocks
 graph is compiled, as without this module.
 
 An optimizer does the same to every parameter (`lanes.py`). torch compiles a graph of two parameters of each kind, and
-the graph of all follows from what it makes of that (`widen.py`).
+the graph of all follows from the result (`widen.py`).
 
 This module imports AOTAutograd, so only `backend.py` imports it.
 """
@@ -41,7 +41,7 @@ class _Ended(BaseException):
 
 @dataclass
 class _Short:
-    """A short graph and what AOTAutograd made of it."""
+    """A short graph and AOTAutograd's result for it."""
 
     repeats: Repeats
     places: list[tuple[int, int] | None]
@@ -182,7 +182,7 @@ def _lengthened(short: _Short, args: Sequence[Any], fw_metadata: Any) -> tuple[G
     values. `args` are the fake arguments of the whole graph.
 
     Raises:
-        NotEqual: what was made of the short graph does not tell them.
+        NotEqual: the result for the short graph does not determine them.
     """
     if len(args) != len(short.places) or not _is_simple(fw_metadata) or not all(map(_is_plain, args)):
         raise NotEqual

@@ -57,7 +57,7 @@ def is_over_lists(node: Node) -> bool:
 
 
 def is_item(node: Node, of: Mapping[Node, int]) -> bool:
-    """Returns whether a node of a lane is an item of what an operator over lists returns."""
+    """Returns whether a node of a lane is an item of the result of an operator over lists."""
     return node.target is operator.getitem and is_over_lists(node.all_input_nodes[0]) and node in of
 
 
@@ -194,7 +194,7 @@ class _Groups:
             self._joined([*read, node])
 
     def _adopt(self) -> None:
-        """Adds what one group alone reads to that group."""
+        """Adds nodes that only one group reads to that group."""
         for node in reversed(self._graph.nodes):
             if node in self._members or node in self._items or node.op == "output" or not node.users:
                 continue

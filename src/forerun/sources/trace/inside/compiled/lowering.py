@@ -47,8 +47,9 @@ class Lowering:
             self._lower(index)
 
     def _follow_storages(self) -> None:
-        """Finds which op wrote what each op reads, and gives a storage that is changed in place a new number for each
-        content."""
+        """Finds the op that wrote each input of an op. A storage that is changed in place gets a new number for each
+        content.
+        """
         writer: dict[int, int] = {}
         content: dict[int, int] = {}
         read: set[int] = set()

@@ -20,7 +20,7 @@ _errors: Any = importlib.import_module("torch._dynamo.exc")
 
 
 def install(dynamo: str) -> bool:
-    """Takes from Dynamo what it learned after the release `dynamo` of torch, such as '2.9'; '' changes nothing.
+    """Disables features that Dynamo got after the release `dynamo` of torch, such as '2.9'; '' changes nothing.
 
     Returns whether there was anything.
     """

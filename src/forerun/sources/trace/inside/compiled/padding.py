@@ -12,6 +12,7 @@ _pad_mm: Any = importlib.import_module("torch._inductor.fx_passes.pad_mm")
 
 
 def install() -> None:
-    """Leaves products as the program wrote them: the cost of a compiled product includes what padding brings
-    (`core/cost/gemm.py`)."""
+    """Leaves products as the program wrote them: the cost of a compiled product includes the gain of padding
+    (`core/cost/gemm.py`).
+    """
     _pad_mm.get_cached_should_pad = lambda _key: False

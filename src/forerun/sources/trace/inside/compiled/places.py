@@ -18,7 +18,7 @@ _ROOT = re.compile(r"^[A-Z]\['[^']*'\](\.__\w+__)*\.?")
 
 
 class Places:
-    """Finds the modules of nodes by what Dynamo notes in them."""
+    """Finds the modules of nodes from the metadata that Dynamo stores in them."""
 
     def __init__(self, modules: Modules) -> None:
         self._modules = modules

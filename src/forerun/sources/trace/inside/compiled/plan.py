@@ -1,4 +1,4 @@
-"""Plans how a compiled graph runs: its kernels in order, what each computes, and which values outlive it."""
+"""Plans the run of a compiled graph: its kernels in order, the work of each, and the values that outlive it."""
 
 from __future__ import annotations
 

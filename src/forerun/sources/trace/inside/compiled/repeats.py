@@ -1,7 +1,7 @@
 """Finds equal blocks in a graph that Dynamo captured, and shortens the graph to few of them.
 
 A model of N equal layers that is compiled whole is one graph in which the nodes of a layer follow N times. Block r + 1
-reads what block r reads, one block later, with parameters of its own in place of those of block r.
+reads the same values as block r, one block later, with its own parameters in place of those of block r.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _owned(nodes: Sequence[Node], start: int, period: int, count: int) -> dict[N
     """Returns the arguments that each belong to one block.
 
     Raises:
-        NotEqual: a block reads other things than its neighbours do, or something else reads what is inside a block.
+        NotEqual: a block reads other values than its neighbours do, or another node reads values inside a block.
     """
     place = {node: number for number, node in enumerate(nodes)}
     owned: dict[Node, tuple[int, int]] = {}

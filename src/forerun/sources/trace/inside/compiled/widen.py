@@ -241,8 +241,8 @@ class Widened:
             self._add(lane, short)
 
     def _of_all_lanes(self, nodes: Iterable[Node]) -> Iterator[tuple[int, Node]]:
-        """Yields for some nodes of lanes of the short graph what all lanes have there: pairs of a lane and the node of
-        the short graph that it has a copy of.
+        """Yields the nodes of all lanes for some nodes of lanes of the short graph, as pairs of a lane and the node of
+        the short graph that is copied.
 
         Raises:
             NotEqual: lanes of one kind have different nodes there.

@@ -1,1 +1,1 @@
-"""A CUDA device that is not there: what C++ and torch.cuda know of it, and which kernels it would choose."""
+"""A virtual CUDA device: the properties that C++ and torch.cuda see, and its choice of kernels."""

@@ -264,7 +264,7 @@ def attend(
     enable_gqa: bool = False,
     capability: Capability = (9, 0),
 ) -> Tensor:
-    """Runs scaled_dot_product_attention as on a CUDA device of `capability`: the chosen operator, with what torch does
+    """Runs scaled_dot_product_attention as on a CUDA device of `capability`: the chosen operator, with torch's own work
     around it.
 
     Raises:

@@ -4,7 +4,7 @@ Most of `torch.cuda` is Python that calls `torch._C._cuda_*`. This module define
 Python runs unchanged; the functions that `cuda_functions.yaml` lists as unavailable raise an error with their name.
 Four things are replaced at a higher level: stream and event classes (torch's, rebuilt on base classes of ours), CUDA
 graphs (a capture keeps the kernels, a replay issues them), `make_graphed_callables` (the callables run eagerly) and
-what torch asks NVML.
+torch's queries of NVML.
 
 Known differences: `Event.elapsed_time` is 1 ms; reserved memory is allocated memory rounded up to 2 MiB; cuDNN says
 that it is available, but recurrent layers don't use it; all devices of a process share one current stream.

@@ -1,7 +1,7 @@
 """Stands for the kernels beside attention that the package flash_attn brings: rotary embeddings, norms, cross entropy.
 
-Rotary embeddings and cross entropy are one kernel in each direction, which costs what it reads and writes; norms are
-torch's fused ones.
+Rotary embeddings and cross entropy are one kernel in each direction; its cost follows from the bytes that it reads and
+writes. Norms are torch's fused ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Stands for the package grouped_gemm, whose extension installs only beside CUDA: products of experts on torch's own.
 
 `gmm` is torch's grouped matrix product. `permute` and `unpermute` are the package's kernels, one pass over the tokens
-each, so they cost what they read and write. A function that is missing here is an AttributeError by its name.
+each, so their cost follows from the bytes that they read and write. A function that is missing here is an
+AttributeError by its name.
 """
 
 from __future__ import annotations

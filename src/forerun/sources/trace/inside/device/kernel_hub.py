@@ -16,7 +16,7 @@ _INTERFACE = "flash_attn_interface"
 
 
 def install(launches: Launches, recorder: Recorder) -> None:
-    """Lets `kernels.get_kernel` find FlashAttention, and what `forerun.kernels` describes."""
+    """Lets `kernels.get_kernel` find FlashAttention, and the kernels that `forerun.kernels` describes."""
 
     def known(repository: str) -> Any:
         plain = repository.rpartition("/")[2].lower().replace("-", "_")

@@ -41,7 +41,7 @@ class Launches:
         """Calls the function of a compiled module by its rule and returns its results.
 
         Raises:
-            ForerunError: the rule does not say what the function returns.
+            ForerunError: the rule does not describe the result of the function.
         """
         if rule.shape is None:
             raise ForerunError(f"kernels.extension({rule.name!r}) has no shape rule: put it on a function")

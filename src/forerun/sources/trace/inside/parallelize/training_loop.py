@@ -55,7 +55,7 @@ def _moved(value: Any) -> Any:
 
 
 def logits_of(output: Any) -> Any:
-    """Returns the tensor that the loss is computed from, out of what a model returns."""
+    """Returns the tensor, among the outputs of a model, from which the loss is computed."""
     for name in ("logits", "last_hidden_state"):
         if not isinstance(output, torch.Tensor) and getattr(output, name, None) is not None:
             return getattr(output, name)

@@ -1,7 +1,7 @@
 """Results of collectives on real or known data, computed as if every peer held the same data as this rank.
 
 Sums are multiplied by the group's size, gathers repeat, and averages leave a value as it is. An all-to-all receives
-from every peer what this rank sends to itself.
+from every peer the same data that this rank sends to itself.
 """
 
 from __future__ import annotations

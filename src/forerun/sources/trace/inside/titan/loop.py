@@ -1,4 +1,4 @@
-"""Reads from torchtitan's settings what its loop does every n steps, which a trace leaves out."""
+"""Reads the periodic work of torchtitan's loop from its settings. A trace leaves this work out."""
 
 from __future__ import annotations
 

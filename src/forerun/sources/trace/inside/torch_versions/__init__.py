@@ -1,1 +1,1 @@
-"""The versions of torch that can be traced, and what each lacks of the internals that the tracer is written for."""
+"""The versions of torch that can be traced, and adapters for the internals that each lacks."""

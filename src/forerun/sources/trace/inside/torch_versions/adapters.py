@@ -2,7 +2,7 @@
 
 The tracer is written for the newest release. There is one adapter for each range of older ones that differ from it; an
 adapter adds functions to torch under the names that newer releases have, and changes nothing that a newer one has. The
-adapters run from the newest to the oldest, so each one holds only what differs from the next release.
+adapters run from the newest to the oldest, so each one holds only the differences from the next release.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Supplies what torch 2.10 and 2.11 lack."""
+"""Supplies functions that torch 2.10 and 2.11 lack."""
 
 # mypy: disable-error-code="attr-defined"
 from __future__ import annotations
@@ -24,8 +24,10 @@ def adapt() -> None:
 
 
 def adapt_compiler() -> None:
-    """Adds what newer releases have of the compiler: the count of compiled frames, by which they refuse
-    `fullgraph=True` without a graph, and graphs whose inputs are fake tensors of another mode than Dynamo's."""
+    """Adds two features of newer releases to the compiler. One is the count of compiled frames, by which they refuse
+    `fullgraph=True` without a graph. The other is graphs whose inputs are fake tensors of another mode than
+    Dynamo's.
+    """
     frames: Any = import_module("torch._dynamo.eval_frame")
     if not hasattr(frames, "set_fullgraph_compiled_frame_count"):
         frames.set_fullgraph_compiled_frame_count = lambda value: value
