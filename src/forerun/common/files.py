@@ -56,7 +56,7 @@ class WholeFiles:
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Path, Path, int | None]] = []
-        """temporary file, what was asked for, and the mode of the new file (None: written in place)"""
+        """temporary file, requested file, and the mode of the new file (None: written in place)"""
 
     @contextmanager
     def open(self, path: str | Path, executable: bool = False) -> Iterator[BinaryIO]:

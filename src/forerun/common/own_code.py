@@ -15,7 +15,7 @@ from typing import Any
 from forerun.common.errors import ForerunError, UnknownName
 
 _asked: list[Callable[[str], None]] = []
-"""what is told of code that a file names before it runs"""
+"""receives the announcement of code that a file names, before the code runs"""
 
 
 def is_own_code(text: str) -> bool:

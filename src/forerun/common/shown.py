@@ -27,7 +27,7 @@ class Picture:
 
     png: bytes
     about: str
-    """what the picture shows, in words, for readers who can't see it"""
+    """a description of the picture in words, for readers who can't see it"""
 
     def __repr__(self) -> str:
         return f"Picture({self.about!r}, {len(self.png):,} bytes)"

@@ -38,7 +38,7 @@ GOALS: dict[str, str] = {
     "scale": "how far the run scales",
     "weeks": "failures, checkpoints and goodput of a run of weeks",
 }
-"""goal -> what it answers"""
+"""goal -> the question that it answers"""
 _SEQ_LEN = 4096
 _WEEKS_DAYS = 30
 

@@ -297,7 +297,7 @@ def test_facts_of_a_file_are_exact(tmp_path):
     assert (found.peak_allocated_bytes, found.peak_reserved_bytes, found.devices) == (None, None, ())
     assert found.missing == (
         "no sizes and groups of 1 of 1 collectives",
-        "no synchronisation events (enable_cuda_sync_events): which stream waits for which is not said",
+        "no synchronisation events (enable_cuda_sync_events): the waits between streams are unknown",
         "no memory events (profile_memory=True)",
     )
     host_alone = facts_of(

@@ -207,7 +207,7 @@ def test_the_ranks_of_roles_move_with_the_mesh():
         (program_of(plan_of(dp_shard=4, tp=2)), 0, "at least 1"),
         (program_of(plan_of(tp=8)), 16, "one rank, or uneven ranks"),
         (program_of(plan_of(dp_shard=8), data_parallel=[]), 16, "has no data parallelism"),
-        (program_of(plan_of(dp_shard=8), data_parallel=None), 16, "does not say what is data-parallel"),
+        (program_of(plan_of(dp_shard=8), data_parallel=None), 16, "does not name its data-parallel groups"),
         (program_of(plan_of(dp_shard=8, ep=4), model=MOE), 6, "does not divide 6"),
         (program_of(plan_of(dp_shard=8), data_parallel=["dp"]), 16, "meta 'data_parallel'"),
         (program_of(plan_of(dp_shard=8), world_size="8"), 16, "meta 'world_size'"),

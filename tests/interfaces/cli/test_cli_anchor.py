@@ -37,4 +37,4 @@ def test_a_search_says_which_plan_to_measure(forerun):
     found = json.loads(forerun(*question, *limits, "--suggest-anchor", "--json").stdout)
     assert found["suggested_anchor"] in (1, 2, 3)
     said = forerun(*question, *limits, "--suggest-anchor").stdout
-    assert f"place {found['suggested_anchor']} tells most about the other places" in said
+    assert f"place {found['suggested_anchor']} is most informative about the other places" in said

@@ -90,7 +90,7 @@ def test_a_range_has_a_page_and_a_picture(plan, tmp_path):
     headings = re.findall(r"<h2>(.*?)</h2>", (tmp_path / "r.html").read_text())
     assert headings[:3] == [
         "The best plan of each search",
-        "What more GPUs or larger batches bring",
+        "Gain of more GPUs or larger batches",
         "The Pareto front",
     ]
     assert "Timeline of a step" in headings

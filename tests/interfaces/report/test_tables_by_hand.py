@@ -43,7 +43,7 @@ def test_what_a_profile_holds():
             ["devices", "H100, A100"],
             ["events", "12,345 (1,000 operators, 2,000 calls of the runtime)"],
             ["work", "900 kernels, 30 copies and fills on streams 7, 20"],
-            ["collectives", "40, of which 39 say what they move"],
+            ["collectives", "40, 39 of them with sizes and groups"],
             ["steps", "2 of 200 ms in the mean (100 ms to 300 ms)"],
             ["device", "busy 75.0% of 2.00 s"],
             ["memory", "3.00 GiB allocated, 4.00 GiB reserved at most"],
@@ -56,7 +56,7 @@ def test_what_a_profile_holds():
             ["devices", "none"],
             ["events", "12,345 (1,000 operators, 2,000 calls of the runtime)"],
             ["work", "900 kernels, 30 copies and fills on streams none"],
-            ["collectives", "40, of which 39 say what they move"],
+            ["collectives", "40, 39 of them with sizes and groups"],
             ["memory", "3.00 GiB allocated, 0.00 GiB reserved at most"],
         ]
     )
@@ -146,7 +146,7 @@ def test_a_snapshot_with_and_without_a_prediction():
     assert words(memory_snapshot.print_snapshot, SNAPSHOT, None, 2) == joined([
         ["s.pickle: device 1, 1 events"],
         ["peak allocated", "3.000 GiB"], ["peak reserved", "5.000 GiB"],
-        ["not allocated of what is reserved at the peak", "25.0%"],
+        ["reserved but not allocated at the peak", "25.0%"],
         ["inactive at the end", "1.000 GiB, largest piece 0.500 GiB"],
         ["Memory at the peak by category (GiB)"], ["category", "measured", "predicted"],
         ["weights", "2.001", "-"], ["other", "1.000", "-"],

@@ -20,7 +20,7 @@ class Allocation:
     settings: AllocatorSettings
     rank_class: str
     available_bytes: int
-    """the device's memory less what CUDA and NCCL take"""
+    """the device's memory without that of CUDA and NCCL"""
     steps: tuple[Replayed, ...]
     """state of the allocator after each step"""
 

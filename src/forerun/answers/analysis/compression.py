@@ -126,7 +126,7 @@ class CompressionEffect:
     wire_share: float
     """bytes that a rank sends over those of an all-reduce of all gradients"""
     residual_gib: float
-    """memory of a rank for errors that are fed back, beside what the prediction counts"""
+    """memory of a rank for errors that are fed back, in addition to the prediction"""
     break_even_bytes_per_s: float | None
     """bandwidth of the outermost link below which compression makes the step shorter; None: it never does, or always"""
     caveat: str

@@ -50,7 +50,7 @@ class OuterSteps:
     delay: int = 0
     """inner steps that run beside the exchange of a fragment (fragment_sync_delay)"""
     wire: str = "fp32"
-    """dtype of what is exchanged"""
+    """dtype of the exchanged values"""
     keep: str = "cpu"
     """memory that holds the parameters of the last outer step (backup_device)"""
     link_gb_s: float | None = None
@@ -131,7 +131,9 @@ class OuterEffect:
     sent_gib: float
     """GiB of a fragment that the fullest rank exchanges"""
     gpu_gib: float
-    """memory of the fullest rank for outer parameters, momentum and what is exchanged beside inner steps"""
+    """memory of the fullest rank for outer parameters, momentum and the fragment that is exchanged beside inner
+    steps
+    """
     host_gib: float
     """host memory of the fullest rank for outer parameters"""
     fits: bool

@@ -29,7 +29,7 @@ class PostTraining:
     generation_gib: float = 0.0
     """GiB of a GPU that the engine takes while it generates (weights and keys and values), and frees afterwards"""
     old_scores: bool = True
-    """whether the model scores what it generated before its update, for the ratio of new and old probabilities"""
+    """whether the model scores its generated sequences before its update, for the ratio of new and old probabilities"""
     critic: ModelSpec | None = None
     """the model that PPO trains to predict rewards; GRPO has none"""
 

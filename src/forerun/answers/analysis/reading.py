@@ -63,7 +63,7 @@ class Subject:
     model_flops: float | None
     """model FLOPs of a GPU in a step"""
     model_flops_how: str
-    """what `model_flops` counts, in words"""
+    """the FLOPs that `model_flops` counts, in words"""
     plan: Plan | None = None
     experts: bool = False
     """whether the model has a mixture of experts"""

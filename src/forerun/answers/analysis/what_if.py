@@ -49,7 +49,7 @@ class WhatIf:
     change: float
     """step time over that of the base, less 1: -0.11 is 11 % shorter"""
     how: str
-    """what was changed and what stayed, in words"""
+    """the changed and the unchanged parts, in words"""
 
 
 @dataclass(frozen=True)

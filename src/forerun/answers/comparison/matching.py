@@ -14,7 +14,7 @@ from forerun.answers.comparison.ran_step import Line
 
 _BACKWARD = ("backward", "recompute")
 _SUMS = ("count", "time_s", "waiting_s", "late_s", "held_s", "flops", "moved_bytes")
-"""what adds up over runs of a line"""
+"""figures that add up over runs of a line"""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Line:
     waiting_s: float
     """time in which collectives wait for other ranks, beside `time_s`"""
     late_s: float
-    """part of `time_s` of what starts as soon as the host has launched it"""
+    """part of `time_s` of work that starts as soon as the host has launched it"""
     held_s: float
     """part of `time_s` by which collectives beside them slow kernels"""
     flops: float

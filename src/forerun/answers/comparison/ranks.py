@@ -28,7 +28,7 @@ class PartDifference(NamedTuple):
     """seconds of the step that count as the part"""
     predicted_s: float
     measured_busy_s: float
-    """seconds that its work takes, hidden or not, without what collectives beside it add"""
+    """seconds of its work, hidden or not, without the slowdown by collectives beside it"""
     predicted_busy_s: float
 
     @property

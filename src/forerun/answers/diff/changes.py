@@ -98,9 +98,9 @@ class StepDiff:
     causes: Mapping[str, tuple[float, float]]
     """cause -> seconds of the step before and after; each column sums to its step time"""
     work: tuple[WorkChange, ...]
-    """what changed, the most lost time first"""
+    """the changes, the most lost time first"""
     tensors: tuple[TensorChange, ...]
-    """what changed at the peak of the fullest rank, the most grown bytes first"""
+    """the changes at the peak of the fullest rank, the most grown bytes first"""
 
     @property
     def slowdown(self) -> float:

@@ -23,7 +23,7 @@ class Answers:
     advice: tuple[Advice, ...]
     """each simulated; the largest gain first"""
     collectives: tuple[CollectiveTime, ...]
-    """what their times are made of; empty if NCCL on sound links does not set them"""
+    """the parts of their times; empty if the times are not those of NCCL on sound links"""
 
 
 def answers_of(result: RunResult) -> Answers:

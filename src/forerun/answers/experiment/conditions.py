@@ -43,7 +43,7 @@ class Conditions:
     host: float = 1.0
     """of the host's launches, on all ranks"""
     note: str = ""
-    """what makes the iteration different"""
+    """the reasons for which the iteration differs"""
 
     def slow(self, rank: int, factor: float, note: str = "") -> Conditions:
         """Returns the same conditions with the kernels of `rank` `factor` times as long as before.

@@ -23,8 +23,9 @@ class Disturbance:
     straggler_slowdown: float = 1.0
     """time of a straggler over that of the other ranks"""
     straggler_tail: float = 0.0
-    """0: every straggler is as slow; above: what it takes longer is drawn from a Pareto distribution with this shape,
-    the smaller the heavier its tail, and with the least value that straggler_slowdown says"""
+    """0: every straggler is equally slow. Above 0: the additional time is drawn from a Pareto distribution with this
+    shape and the least value of straggler_slowdown. A smaller shape has a heavier tail
+    """
     slow_ranks: dict[int, float] = field(default_factory=dict)
     """rank -> time of its kernels over that of the others, in every iteration"""
     warmup_iterations: int = 0
@@ -80,10 +81,12 @@ class Request:
     handlers: tuple[Callable[..., Any] | Any, ...] = ()
     """handlers that see events while they happen (experiment/handlers.py)"""
     sample: str = "sequence"
-    """what a batch counts: sequence or image"""
+    """the unit of a batch: sequence or image"""
     config: dict[str, Any] = field(default_factory=dict)
-    """the file's sections with every default, as plain data that reads back: what {name}_config.yaml says"""
+    """the file's sections with every default, as plain data that can be read again: the contents of
+    {name}_config.yaml
+    """
     given: dict[str, Any] = field(default_factory=dict, compare=False)
-    """the sections as they were given: what `description.read.changed` starts from"""
+    """the sections as they were given, which `description.read.changed` changes"""
     echo: tuple[str, ...] = ()
     """units that people mix up, as they were understood; one line each"""

@@ -27,11 +27,13 @@ class Iteration:
     samples: int
     seq_len: int
     breakdown_s: dict[str, float]
-    """CAUSES -> seconds; the sum is step_time_s. `waiting` is what the slowest rank costs (experiment/pace.py)"""
+    """CAUSES -> seconds; the sum is step_time_s. `waiting` is the time that the slowest rank costs
+    (experiment/pace.py)
+    """
     slowest_rank: int
     """the rank that the others wait for; -1 for none"""
     note: str = ""
-    """what sets the iteration apart: warm-up, straggler, batch 64"""
+    """the peculiarity of the iteration: warm-up, straggler, batch 64"""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class ScalePoint:
     error: str = ""
     """why there are no figures (those above are 0 then)"""
     note: str = ""
-    """what else than the scale differs from the experiment"""
+    """differences from the experiment other than the scale"""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class Variant:
 
     label: str
     axis: str
-    """what was changed: pattern, topology, device, precision; base for the experiment as it is"""
+    """the changes: pattern, topology, device, precision; base for the experiment as it is"""
     prediction: Prediction | None
     samples_per_s: float
     breakdown_s: dict[str, float]

@@ -28,7 +28,7 @@ _STEPS = 100_000
 _SWEPT = 1000
 """iterations of each run of a sweep, at most"""
 _TIMES = (0.5, 1.0, 2.0)
-"""what a sweep multiplies the probability and the excess of stragglers by"""
+"""the factors by which a sweep multiplies the probability and the excess of stragglers"""
 
 
 def study(

@@ -28,7 +28,7 @@ class Failure(NamedTuple):
     """when it happened: earlier than it shows where it is silent"""
     kind: FailureKind
     luck: float
-    """a number from 0 to 1 that decides what the kind leaves to chance"""
+    """a random number from 0 to 1 for the choices that the kind leaves open"""
 
 
 class Slow(NamedTuple):

@@ -44,7 +44,7 @@ class PlannedStep:
     """of all GPUs, or of one replica alone where replicas agree in outer steps"""
     prediction: Prediction
     outer: OuterEffect | None = None
-    """what outer steps make of the step on average"""
+    """the mean step under outer steps"""
 
     @staticmethod
     def of(

@@ -41,7 +41,7 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400.0, 3_600.0, 60.0
 _MOST_STEPS = 10**9
 _USUAL_NODE = 8
 _INSTEAD_OF = {"step": "plan", "plan": "step"}
-"""keys of which an alternative's replaces the run's other one"""
+"""pairs of keys; an alternative with one of them removes the other one from the run"""
 _RECOVERY = ("crash_detect_s", "hang_detect_s", "restart_s", "communicators_s", "warmup_s")
 
 

@@ -22,7 +22,7 @@ Curve: TypeAlias = tuple[Choices, Choices]
 """choices, and those of them on their concave hull from none to the best one"""
 _SIA_POWER = -0.5
 _SIA_WITHOUT = -1.1
-"""what no GPUs are worth to Sia, where the smallest number of GPUs is worth -1"""
+"""the value of no GPUs to Sia, if the smallest number of GPUs has the value -1"""
 _MUCH = 1e9
 """how bad no GPUs are under a policy that gives all jobs some as long as there are any"""
 _LEAST_FACTOR = 1e-3

@@ -38,7 +38,7 @@ class Traffic:
     compute_s: float
     network_s: float
     exchanges: tuple[Exchange, ...] = ()
-    """what its communication consists of, one after the other; empty: rings through all its GPUs"""
+    """the exchanges of its communication, one after the other; empty: rings through all its GPUs"""
 
     @property
     def parts(self) -> tuple[Exchange, ...]:
@@ -148,8 +148,7 @@ class Scheduled:
     failures: int = 0
     """how often a node under it failed"""
     held: tuple[float, ...] = ()
-    """GPUs that it had each time that it ran, of which it has half where two jobs share them; empty: always those that
-    it asks for"""
+    """GPUs that it had each time that it ran (half of them if two jobs share them); empty: always the requested ones"""
 
     @property
     def periods(self) -> Iterator[tuple[float, float, float]]:

@@ -20,7 +20,7 @@ _COLUMNS = {
     "group": ("vc", "cluster", "user", "queue"),
     "priority": ("priority",),
 }
-"""what a column is called, by what it means; the first that is there counts"""
+"""names of a column, by its meaning; the first name that the file has counts"""
 _FROM_TO = (("scheduled_time", "deletion_time"), ("start_time", "end_time"))
 """columns whose difference is the duration where no column says it"""
 

@@ -12,7 +12,7 @@ from forerun.answers.jobs.interior_point import Rows, Vector, optimum
 from forerun.answers.jobs.shares import Demand, Shares, limits_of, progress_of
 
 _KEPT = 1.0 - 1e-9
-"""part of what a job has that it keeps for certain while others rise, so that the program has room to move"""
+"""share of its progress that a job keeps for certain while others rise, so that the program has room to move"""
 
 
 class WaterFilling(Shares):

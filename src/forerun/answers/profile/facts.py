@@ -35,7 +35,7 @@ class ProfileFacts:
     collectives: int
     """kernels of NCCL or RCCL"""
     described_collectives: int
-    """those of them that say what they move"""
+    """those of them that state their bytes"""
     step_times_s: tuple[float, ...]
     device_span_s: float
     """from the first to the last work of the device"""
@@ -98,7 +98,7 @@ def _missing(profile: Profile, work: Mask, communicates: Mask, described: Mask) 
         found.append(f"no sizes and groups of {undescribed:,} of {int(communicates.sum()):,} collectives")
     waits = profile.is_call & profile.text_mask(_WAITS.__contains__)[rows.name]
     if waits.any() and not profile.in_categories(frozenset(("cuda_sync",))).any():
-        found.append("no synchronisation events (enable_cuda_sync_events): which stream waits for which is not said")
+        found.append("no synchronisation events (enable_cuda_sync_events): the waits between streams are unknown")
     if not (profile.values(Key.TOTAL_ALLOCATED, -1) >= 0).any():
         found.append("no memory events (profile_memory=True)")
     if profile.without_duration:

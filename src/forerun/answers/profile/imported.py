@@ -41,7 +41,7 @@ class Imported:
     graph_breaks: tuple[tuple[GraphBreak, ...], ...]
     """places at which graphs of torch.compile break, for each profile"""
     notes: tuple[str, ...]
-    """what is missing and what is inferred"""
+    """the missing and the inferred parts"""
 
     @property
     def error(self) -> float:

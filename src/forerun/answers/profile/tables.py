@@ -19,7 +19,7 @@ class Table(NamedTuple):
     columns: tuple[str, ...]
     rows: list[tuple[Cell, ...]]
     note: str = ""
-    """what a reader has to know to read it right"""
+    """notes on how to read it"""
 
     def records(self) -> list[dict[str, Cell | None]]:
         """Returns the rows as dicts; a figure that does not exist is None."""

@@ -19,7 +19,7 @@ from forerun.sources.profile.profile import F64, I64, STEP, Mask, Profile
 NONE = -1
 _UNLINKED = 0
 _SYNCHRONISATIONS = frozenset(("Event Sync", "Context Sync"))
-"""what the device waits for; it counts as work of the device even without a stream"""
+"""waits of the device; they count as work of the device even without a stream"""
 _DROPPED = "Trace"
 
 

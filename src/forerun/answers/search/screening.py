@@ -50,7 +50,7 @@ class Screened:
     """Lower bounds of the plans of a table, each (n,)."""
 
     need_bytes: F64
-    """memory that the first rank needs: allocated memory, and what the allocator loses when memory is short"""
+    """memory that the first rank needs: allocated memory, and the allocator's losses when memory is short"""
     held_bytes: F64
     """reserved memory of the first rank when memory is plentiful, which is its allocated memory"""
     cause: npt.NDArray[np.uint8]

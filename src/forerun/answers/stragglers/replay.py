@@ -11,7 +11,7 @@ from forerun.answers.stragglers.kinds import COMMUNICATION
 from forerun.answers.stragglers.recorded_steps import RecordedSteps, Times
 
 _CLOCKS_S = 0.01
-"""how far clocks of ranks may differ; what then still seems to take less than no time takes none"""
+"""largest difference of the clocks of ranks; operations that still seem to take negative time then take none"""
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,9 @@ class StragglerCosts:
     by_rank: dict[int, float]
     """the lesser of the slowdowns of the rank's stage and of its replica"""
     last_stage_share: float
-    """of the time that unequal operations cost, what goes where the last stage is like the mean; NaN if they cost
-    nothing"""
+    """the share of the cost of unequal operations that vanishes if the last stage is like the mean; NaN if they cost
+    nothing
+    """
     slowest_ranks_share: float
     """the same of the slowest 3 % of the ranks"""
     slowest_ranks: tuple[int, ...]

@@ -34,7 +34,7 @@ class TraceInfo:
     num_ops: int = 0
     """of COMP nodes"""
     tensor_bytes: int = 0
-    """what COMP and MEM nodes read and write, in the trace's bytes"""
+    """the traffic of COMP and MEM nodes, in the trace's bytes"""
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(operation, group) -> number of calls; the group is empty for messages and for all ranks"""
     comm_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -155,9 +155,11 @@ _TENSOR_LIST_BYTES = np.array([8, 9])
 _MISSING, _EMPTY, _GIVEN = 0, 1, 2
 """whether a node has an attribute, and whether that has a value"""
 _HOW, _FIELD, _RAW, _FIRST, _END, _BEGIN, _STOP = range(7)
-"""what is kept of an attribute: the above, what `read_attribute` found, and where all of it lies"""
+"""values that are kept of an attribute: the above, the results of `read_attribute`, and the place of the whole
+attribute
+"""
 _ID, _KIND, _DURATION, _NAME_FIRST, _NAME_END, _TEXT_FIRST, _TEXT_END, _DATA_END, _CTRL_END = range(9)
-"""what is kept of a node until it is known to be a usual one"""
+"""values that are kept of a node until it is known to be a usual one"""
 _FIELDS = {field.name: field.number for field in Node.DESCRIPTOR.fields}
 
 
@@ -191,7 +193,7 @@ class Scratch(NamedTuple):
 
     node: I64
     attributes: npt.NDArray[np.int64]
-    """(KEYS, what is kept of each)"""
+    """(KEYS, values that are kept of each)"""
     found: I64
 
     @classmethod

@@ -46,4 +46,4 @@ IOInfo: Any = _CLASSES["IOInfo"]
 RawNode: Any = _CLASSES["RawNode"]
 """a Node in which each attribute is the bytes of an AttributeProto"""
 UNDECODABLE = (DecodeError, UnicodeDecodeError)
-"""what protobuf raises for bytes that are no message; its pure Python version raises the second for names"""
+"""exceptions of protobuf for bytes that are not a message; its pure Python version raises the second for names"""

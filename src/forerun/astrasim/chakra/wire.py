@@ -24,8 +24,9 @@ VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 NO_SPAN, CUT = -1, -2
 """places that say that there is no such value, and that the buffer ends within one"""
 NAME_FIRST, NAME_END, FIELD, RAW = range(4)
-"""what `read_attribute` finds: where the name lies, the number of the field that has the value (0 for none), and the
-bits of a number"""
+"""results of `read_attribute`: the place of the name, the number of the field that has the value (0 for none), and the
+bits of a number
+"""
 FIRST, END = 4, 5
 """where the bytes of a value lie that is not a number"""
 N_FOUND = 6

@@ -54,7 +54,7 @@ class Fabric(NamedTuple):
     rank: I64
     """(actors,) rank of each actor"""
     mirrored: bool
-    """whether every actor stands for all ranks of its collectives, so that it receives what it sends"""
+    """whether every actor stands for all ranks of its collectives, so that it receives its own messages"""
     block: int
     """if above 0, the ranks below it stand for all: ranks this far apart do the same at the same time"""
     dimension: Records

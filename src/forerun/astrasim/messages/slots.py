@@ -34,7 +34,7 @@ COLLECTIVE = 2
 SEND = 3
 RECV = 4
 IN_CLOSED_FORM = 5
-"""a collective of which no message is simulated (`closed_form`)"""
+"""a collective without simulated messages (`closed_form`)"""
 
 _LOOK = np.int64(0)  # planned actions; the subject of this one is an actor
 _END_NODE = np.int64(1)

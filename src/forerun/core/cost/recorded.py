@@ -19,7 +19,7 @@ from forerun.describe.stacks.stack import Stack
 
 _NONE = -1
 _STACK = "pytorch"
-"""the stack whose rates and launches the recorded times stand for: plain PyTorch, whatever ran"""
+"""the stack whose rates and launches the recorded times stand for: always plain PyTorch"""
 
 
 def recorded_ps(

@@ -35,8 +35,9 @@ N_COUNTS = 17
 
 # entries of `rules`
 EXPANDABLE, MAX_SPLIT, NON_SPLIT_ROUNDING, DIVISIONS, AVAILABLE, ALLOWED, GARBAGE, ADDRESS_SPACE = range(8)
-"""AVAILABLE: bytes that CUDA has; ALLOWED: what the process may take of them; GARBAGE: bytes above which segments that
-are not in use are given back, 0 for never"""
+"""AVAILABLE: bytes that CUDA has; ALLOWED: bytes that the process may take of them; GARBAGE: bytes above which unused
+segments are returned, 0 for never
+"""
 N_RULES = 8
 
 NONE = -1

@@ -30,7 +30,7 @@ class TensorLifetimes:
     born: I64
     """row"""
     died: I64
-    """row; the last one of all for what nobody frees"""
+    """row; the last row of all for tensors that nobody frees"""
     n_rows: int
     optimizer: int
     """row before which the optimizer works for the first time; the last one where it never does"""

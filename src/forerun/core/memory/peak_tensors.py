@@ -12,7 +12,7 @@ from forerun.core.memory.profile import MemoryProfile
 from forerun.core.program.types import Block, Category, Program
 
 RESIDENT = "lives through the step"
-"""the maker of what is allocated before the step and after it"""
+"""the maker of tensors that are allocated before the step and after it"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,9 @@ class MemoryProfile:
 
 
 IN_GRAPHS = (Category.ACTIVATION, Category.TEMPORARY, Category.UNSHARDED)
-"""what compiled code makes; of what eager code makes beside it, gradients, optimizer states and logits are apart"""
+"""tensors of compiled code; of the tensors of eager code beside it, gradients, optimizer states and logits have their
+own categories
+"""
 
 
 def profile(program: Program, without: Sequence[Category] = ()) -> list[MemoryProfile]:

@@ -36,9 +36,9 @@ class StepEvents:
     optimizer: int
     """event of the step before which the optimizer works for the first time"""
     before: Events
-    """what is there before the first step"""
+    """tensors that exist before the first step"""
     states: Events
-    """what the optimizer makes in the first step"""
+    """tensors that the optimizer makes in the first step"""
 
 
 def step_events(program: Program, rank_class: int, apart: Sequence[Category] = ()) -> StepEvents:

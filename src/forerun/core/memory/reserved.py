@@ -34,7 +34,7 @@ class Reserved:
     peak_bytes: int
     """estimate of torch.cuda.max_memory_reserved"""
     least_bytes: int
-    """what is needed once cached blocks were given back"""
+    """bytes that are needed after cached blocks were returned"""
     fits: bool
     tight: bool
     """it fits only because the allocator gives cached blocks back and asks again, which costs time"""

@@ -26,7 +26,7 @@ class AlphaBeta:
     efficiency: float = 1.0
     """share of the rate of every link that messages reach"""
     hop_latency_us: float | None = None
-    """of a step between two ranks; None for what the links of the route take"""
+    """latency of a step between two ranks; None for that of the links of the route"""
     base_latency_us: float = 0.0
     """of the whole pattern, once"""
 

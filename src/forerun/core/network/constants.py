@@ -59,9 +59,9 @@ class Protocol:
     net_hop_us: float
     """of a hop between nodes, on a fabric of reference latency"""
     rate: float
-    """bandwidth as a share of what the fabric sustains"""
+    """bandwidth as a share of the rate that the fabric sustains"""
     crossings: float = 1.0
-    """how often a hop between nodes pays what the latency of a fabric has beyond the reference's"""
+    """number of times that a hop between nodes has the additional latency of a fabric over the reference's"""
     over: dict[str, Over] = field(default_factory=dict, hash=False)
     """fabrics over which it differs, by the kind of their links"""
 
@@ -109,7 +109,7 @@ class SwitchTree:
     """All-reduces that switches add inside each node and GPUs in trees between nodes (NCCL: NVLSTree)."""
 
     pair: Protocol
-    """over two nodes; its base is that of the switches, its rate a share of what links and NICs sustain"""
+    """over two nodes; its base is that of the switches, its rate a share of the rate that links and NICs sustain"""
     more: Protocol
     """over more nodes"""
 
@@ -125,7 +125,7 @@ class FabricSwitches:
     base_us: float
     net_hop_us: float
     rate: float
-    """bandwidth as a share of what links and NICs sustain"""
+    """bandwidth as a share of the rate that links and NICs sustain"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,11 @@ class AllToAll:
     node_ranks: int
     """GPUs of a node where it was measured"""
     rate: float
-    """bandwidth as a share of what rings sustain on the fabric"""
+    """bandwidth as a share of the rate that rings sustain on the fabric"""
     crossings: dict[str, float] = field(hash=False)
-    """how often an exchange pays what the latency of a fabric has beyond the reference's, where not once, by kind"""
+    """number of times that an exchange has the additional latency of a fabric over the reference's, by kind; once if
+    not listed
+    """
 
     def latency_us(self, ranks: int, far_us: float, kind: str) -> float:
         """Returns the latency of an exchange among `ranks` over links of `kind`, whose hops take `far_us` beyond the

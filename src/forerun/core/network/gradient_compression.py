@@ -66,7 +66,7 @@ class PowerSgd(GradientCompression):
     """
 
     pattern: CommunicationPattern
-    """what sums the factors"""
+    """the pattern that sums the factors"""
     rank: int
     plain: float
     """share of the gradients that is sent as it is: vectors, and matrices that would save too little"""

@@ -40,7 +40,7 @@ class Wires:
     measured: NodeCollectives | None = None
     """constants of the device's own NVLink, None for those of the link's kind"""
     memory_bytes_per_s: float = float("inf")
-    """what memory-bound kernels of the device reach"""
+    """bandwidth that memory-bound kernels of the device reach"""
     launch_s: float = 0.0
     """of a memory-bound kernel"""
 

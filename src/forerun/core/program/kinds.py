@@ -213,7 +213,7 @@ class Kind:
     """cause of their time on the compute stream"""
     details: type[Details[Any]] = Details
     sizes: int = 0
-    """number of the first details that are sizes, of which none is 0"""
+    """number of the first details that are sizes; none of them is 0"""
 
 
 KINDS = {

@@ -58,7 +58,8 @@ def scaled(program: Program, n_ranks: int, node_size: int) -> Program:
     if n_ranks < 1:
         raise ForerunError(f"gpus must be at least 1, got {n_ranks}")
     if not origin.data_parallel:
-        known = "has no data parallelism" if origin.data_parallel is not None else "does not say what is data-parallel"
+        named = origin.data_parallel is not None
+        known = "has no data parallelism" if named else "does not name its data-parallel groups"
         raise ForerunError(
             f"the Program of {origin.world_size} ranks {known}, so it can't be scaled to {n_ranks} GPUs; make it at"
             " that size"

@@ -103,7 +103,7 @@ class Category(IntEnum):
     LOGITS = 6
     COMMUNICATION = 7
     GRAPH_POOL = 8
-    """what CUDA graphs hold in a pool of their own, which PyTorch reserves and does not count as allocated"""
+    """tensors of CUDA graphs in a private pool, which PyTorch reserves and does not count as allocated"""
 
 
 N_CATEGORIES = len(Category)
@@ -149,8 +149,9 @@ class OpTable:
     dtype: tuple[str, ...]
     """dtype of the arithmetic, or of the bytes moved; empty if it is not known"""
     kernel: tuple[str, ...]
-    """of attention the kernel that runs it; of collectives the dispatcher whose own kernel sends tokens; of
-    memory-bound ops their kind, which says what share of HBM's bandwidth they reach; else empty"""
+    """for attention its kernel; for collectives the dispatcher whose own kernel sends tokens; for memory-bound ops
+    their kind, which determines their share of HBM's bandwidth; otherwise empty
+    """
     details: I64
     """(n_ops, N_DETAILS): the columns of each row's own kind (`kinds.KINDS`), then zeros"""
     flops: F64

@@ -23,7 +23,7 @@ from forerun.core.program.types import (
 )
 
 _MOST = {"flops": 1e24, "bytes_read": 2.0**60, "bytes_written": 2.0**60, "bytes_comm": 2.0**60, "launches": 2**15}
-"""what no operation of one device exceeds; a hundred times as much would not fit in 64 bits of picoseconds"""
+"""limit that no operation of one device exceeds; a hundred times as much would not fit in 64 bits of picoseconds"""
 _MOST_SIZE = 2**40
 """of one dimension of an operation"""
 _MOST_PS = 2**60

@@ -105,7 +105,7 @@ class Cluster:
     rates: KernelRates = KernelRates()
     """corrections from measured steps, on top of the rates of the device and the training framework"""
     doubts: tuple[str, ...] = field(default=(), compare=False)
-    """what is questionable about `rates`, one line each"""
+    """doubts about `rates`, one line each"""
     source: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
     """where price, failure rate and host rate come from, by key of the cluster file"""
 

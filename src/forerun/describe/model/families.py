@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from forerun.describe.model.fields import Fields
 
 Values = dict[str, object]
-"""the fields of ModelSpec except its name; `notes` are what a family has and a prediction leaves out"""
+"""the fields of ModelSpec except its name; `notes` list features of a family that a prediction leaves out"""
 Reader = Callable[[Fields], Values]
 
 

@@ -21,7 +21,7 @@ PLAIN = {
     "relu": "relu",
     "relu2": "relu2",
 }
-"""feed-forwards of two matrices, by their activation; silu and xIELU cost what gelu does"""
+"""feed-forwards of two matrices, by their activation; silu and xIELU cost the same as gelu"""
 _MISTRAL_WINDOW = 4096
 """MistralConfig's default where `sliding_window` is not in the file at all"""
 

@@ -46,7 +46,7 @@ _REFUSED = {
     _UNKNOWN: "the installed transformers does not know it either",
     _OTHER_TASKS: "the installed transformers has no model of it for causal language modelling",
 }
-"""exit codes of the process that builds a model, and what they say"""
+"""exit codes of the process that builds a model, and their messages"""
 _EXPERT = re.compile(r"\.experts\.")
 
 

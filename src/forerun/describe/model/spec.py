@@ -221,9 +221,9 @@ class ModelSpec:
     head_conv_taps: int = 0
     """taps of the convolution behind it that mixes the channels of each head, with a bias"""
     residual_scales: bool = False
-    """scales and biases on the stream and on what each half adds to it (ZAYA)"""
+    """scales and biases on the stream and on the output of each half (ZAYA)"""
     relative_rank: int = 0
-    """width of what each head mixes the relative positions' biases from (Inkling); 0: there are none"""
+    """width of the vectors from which each head mixes the relative positions' biases (Inkling); 0: there are none"""
     relative_extent: int = 0
     """tokens back to which these biases reach"""
     qk_norm_over: QkNorm = "head"
@@ -267,15 +267,17 @@ class ModelSpec:
     norm_weight: bool = True
     """whether norms have trained weights (those of OLMo have none)"""
     parallel: bool = False
-    """the feed-forward reads what the attention reads, and both are added to the stream at once (GPT-J)"""
+    """the feed-forward and the attention read the same input, and both are added to the stream at once (GPT-J)"""
     shared_norm: bool = False
     """a `parallel` layer has one norm for both halves"""
     other_parameters: int = 0
     """elements of a layer's trained parameters beyond those of its parts, such as scales of branches or of an
-    activation: they are kept, reduced and updated, and what they compute takes no time"""
+    activation: they are kept, reduced and updated, and their computation takes no time
+    """
     shortcut: bool = False
-    """a layer has two attentions and two dense feed-forwards; its experts read what the first feed-forward reads, and
-    join behind the second one (LongCat-Flash)"""
+    """a layer has two attentions and two dense feed-forwards; its experts read the input of the first feed-forward, and
+    their output is added after the second one (LongCat-Flash)
+    """
     mtp_modules: int = 0
     """modules that predict one further token each, behind the last layer: norms of the stream and of the next token's
     embedding, a projection of both, a layer like the last one, a norm, and the model's own head (DeepSeek-V3, arXiv
@@ -287,11 +289,11 @@ class ModelSpec:
     key_bias: bool = True
     """whether `qkv_bias` gives keys a bias too (Whisper's have none)"""
     layers: tuple[LayerChanges, ...] = ()
-    """what each layer changes; a list shorter than `n_layers` repeats"""
+    """the changes of each layer; a list shorter than `n_layers` repeats"""
     rope_theta: float | None = field(default=None, compare=False)
     """base of rotary positions, for launch files; it changes neither time nor memory"""
     notes: tuple[str, ...] = field(default=(), compare=False)
-    """what the model's file says and nothing here uses, in sentences"""
+    """entries of the model's file that nothing here uses, in sentences"""
 
     def __post_init__(self) -> None:
         if self.n_layers > MOST_LAYERS:

@@ -226,4 +226,4 @@ NAMINGS = (
     ),
     _usual("attention", "auto", lambda model, plan: _in_stack(plan, lambda stack: plan.attention == stack.attention)),
 )
-"""all namings, in the order in which they are applied: a later one sees what an earlier one has changed"""
+"""all namings, in the order in which they are applied: a later one sees the changes of an earlier one"""

@@ -37,7 +37,7 @@ class SearchSpace:
     """
 
     source: str
-    """page or file of the framework that states what it offers"""
+    """page or file of the framework that lists its plans"""
     axes: tuple[str, ...]
     """mesh axes beside data parallelism whose degree may exceed 1"""
     zero_stages: tuple[int, ...]
@@ -117,7 +117,7 @@ class Stack:
     launch: tuple[str, ...] = ()
     """tools of `--launch` that start this framework"""
     launch_arguments: tuple[str, ...] = ()
-    """what a command line of those tools says beside the plan to start it"""
+    """arguments of those tools that start it, beside those of the plan"""
     today: bool = False
     """whether a search that is free to choose the framework considers this stack: a maintained framework in the form of
     today"""
@@ -129,7 +129,7 @@ class Stack:
     sequence_parallel: bool = True
     optimizer_impl: OptimizerImpl = "fused"
     usual_checkpointing: Literal["none", "selective", "full"] = "none"
-    """what the framework's own configurations recompute, which a published step has whose source says nothing"""
+    """the recomputation of the framework's own configurations, which a published step has if its source states none"""
     recomputes: tuple[SelectivePolicy, ...] = ("op",)
     """policies of selective checkpointing; the first one recomputes least and is the default"""
     keeps_gathered_at_zero_2: bool = False
@@ -161,7 +161,9 @@ class Stack:
     inductor: bool = True
     """whether torch.compile writes fused kernels; else the operations of a captured graph run one by one (aot_eager)"""
     min_cut: bool = True
-    """whether the min-cut partitioner of AOTAutograd chooses what compiled code keeps; else all that backward reads"""
+    """whether the min-cut partitioner of AOTAutograd chooses the tensors that compiled code keeps; otherwise it keeps
+    all that the backward pass reads
+    """
     softmax: Style = "fused"
     """scale, mask and softmax of unfused attention"""
     moe: Style = "composed"

@@ -67,7 +67,7 @@ class Part:
     """least number of rows for a fit"""
     fit: Callable[[Table], Fitted]
     before: Callable[[Fitted, Table], F64]
-    """seconds of rows under the profile's present constants; takes from the fit only what no profile holds"""
+    """seconds of rows under the profile's present constants; takes from the fit only constants that no profile holds"""
     together: F64
     """(rows, any): the folds omit rows that agree in all columns together"""
     classes: Mapping[str, Mask]

@@ -35,7 +35,7 @@ class Pair:
     profile: str
     measured: str
     cluster: str
-    """what `measured` ran on"""
+    """the machine of `measured`"""
     gpus: int = 1
 
 

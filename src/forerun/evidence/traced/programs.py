@@ -42,7 +42,7 @@ class Run:
     allow_fallback: bool = False
     """whether code of the run ran uncompiled, as its author's did (`forerun trace --allow-fallback`)"""
     changes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """file -> text -> text in its place: what the source of the row says was changed in the script"""
+    """file -> text -> text in its place: changes of the script that the source of the row states"""
     dynamo: str = ""
     """release of torch whose Dynamo the run had (`forerun trace --dynamo`); empty for the one that is installed"""
     stack: str = ""

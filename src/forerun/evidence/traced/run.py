@@ -45,7 +45,7 @@ class Folders:
     clones: Path
     """the user's clones, each under the name of its repository in programs.yaml"""
     traces: Path
-    """saved Programs, and the files of each commit; what is there already is not made again"""
+    """saved Programs, and the files of each commit; existing ones are not made again"""
 
 
 def run_of_row(known: Programs) -> dict[str, Run]:

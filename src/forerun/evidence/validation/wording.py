@@ -58,7 +58,7 @@ OPTIMIZER_KERNELS = ((r"foreach", "foreach"), (r"decoupled", "loop"), (r"fused|d
 """Composer's DecoupledAdamW updates one tensor after the other; `distributed` is Megatron's, which uses apex"""
 
 LOSS_ALONE = r"\(loss only\)"
-"""only the loss is compiled, which is a small part of what a compiler gains"""
+"""only the loss is compiled, which is a small part of the gain of a compiler"""
 CHUNKED_LOSS = r"chunked cross[- ]entropy"
 NARROW_STATE = r"\bno fp32 master|\b(pure|full) bf16\b"
 """the optimizer updates weights of 2 bytes, and its states have their dtype"""
@@ -76,7 +76,7 @@ NO_GRADIENT_OVERLAP = r"\bno\b[^.;]*\bDP\b[^.;]*overlap"
 RESHARD = r"reshard_after_forward\s*=\s*(always|never)"
 CP_METHODS = ((r"ulysses|\ba2a\b", "ulysses"), (r"ring attention|p2p", "ring"))
 DISPATCHERS = ((r"hybrid-?ep\b", "hybridep"), (r"deep-?ep\b", "deepep"), (r"all-?to-?all dispatcher", "alltoall"))
-"""words -> what brings tokens to their experts"""
+"""words -> the dispatcher that brings tokens to their experts"""
 EXPERT_OVERLAP = r"expert communication overlapped"
 RECOMPUTED = r"recompute_modules ((?:core_attn|layernorm|mla_up_proj|moe_act|mlp|moe|shared_experts)\b(?:, ?|))+"
 """modules that Megatron-Core recomputes"""

@@ -74,9 +74,9 @@ class Question:
     names: tuple[str, str]
     """model and cluster as the user wrote them"""
     place: str
-    """options of the command that change what is predicted"""
+    """options of the command that change the prediction"""
     command: str
-    """what the user typed"""
+    """the user's text"""
     own_plan: Plan | None = None
     """the plan of the recipe that asks, to show beside the best ones"""
 
@@ -174,8 +174,8 @@ def single_search(question: Question, shown: Shown, launch: LaunchOptions) -> bo
         if stands is not None:
             print_standing(console(), stands, top)
         if suggested is not None:
-            words = f"Measured and given as --anchor, place {suggested + 1} tells most about the other places: "
-            console().print(words + plan_words(result.ranked[suggested].own_plan()), soft_wrap=True)
+            words = f"Measured and given as --anchor, place {suggested + 1} is most informative about the other places"
+            console().print(f"{words}: " + plan_words(result.ranked[suggested].own_plan()), soft_wrap=True)
     maps = _maps(shown, result)
     if shown.report is not None:
         found = _whole(question, result.best)

@@ -27,7 +27,7 @@ _AGAIN_AFTER_S = 10.0
 """seconds that a command has for cleaning up before the limit ends it once more"""
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB", re.MULTILINE)
 _GOES_ON = {"plan": "--store", "run": "--store", "dse": "--out", "experiment": "--out"}
-"""by command, the option with which the same command goes on from what it had finished"""
+"""by command, the option with which the same command continues after its finished work"""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _FOR = {
     "measure": "refits to measurements",
     "ray": "searches on Ray",
 }
-"""extras that users need, and what for"""
+"""extras that users need, and their purposes"""
 _INSTALLS_TORCH = "pip install 'forerun[trace]'"
 
 

@@ -42,7 +42,7 @@ _COLOURS = {"failure": VERMILLION, "maintenance": PURPLE, "slow": ORANGE, "resiz
 _BINS = 30
 _LANE_PX, _AXIS_PX = 34, 140
 _BELOW = 0.15
-"""how far the axis of lost time goes below the useful steps, as a share of what is lost"""
+"""extent of the axis of lost time below the useful steps, as a share of the lost time"""
 
 
 def whole_run_document(study: RunStudy, first: Outcome, command: str = "", ranked: Sequence[RunStudy] = ()) -> Document:

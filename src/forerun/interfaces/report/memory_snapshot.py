@@ -48,7 +48,7 @@ def print_snapshot(out: Console, found: MemorySnapshot, prediction: Prediction |
     rows = [
         ("peak allocated", _gib(found.peak.allocated), _predicted(prediction, "peak_allocated_gib")),
         ("peak reserved", _gib(found.peak_reserved), _predicted(prediction, "peak_reserved_gib")),
-        ("not allocated of what is reserved at the peak", percent(_fragmentation(found)), ""),
+        ("reserved but not allocated at the peak", percent(_fragmentation(found)), ""),
         ("inactive at the end", f"{_gib(found.inactive)}, largest piece {_gib(found.largest_inactive)}", ""),
     ]
     if found.retries:

@@ -110,7 +110,7 @@ _MOST_POINTS = 1500
 """the most plans to draw: of more, the best ones and every n-th of the others"""
 _ROW_PX = 34
 _ROOM = 0.06
-"""what an axis shows beyond the values on each side, as a share of their range"""
+"""margin of an axis beyond the values on each side, as a share of their range"""
 _FAINT = 0.4
 """opacity of hatches under words, from 0 to 1"""
 _GAP = 0.05

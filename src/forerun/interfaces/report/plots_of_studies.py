@@ -165,7 +165,7 @@ def cumulated_plot(study: StragglerStudy) -> Plot:
         "line": {"shape": "hv", "color": BLUE, "width": 2.5},
         "hovertemplate": f"%{{y:.3~g}} % take at most %{{x:.4~g}} {unit}<extra></extra>",
     }
-    x, y = axis(f"time of a step, {unit}"), axis("steps that take at most so long, %", range=[0, 103])
+    x, y = axis(f"time of a step, {unit}"), axis("share of steps up to this time, %", range=[0, 103])
     about = f"Share of the steps over their time: {_figures(study)}"
     return Plot([curve, *_times(study, size, 100)], layout(x, y, hovermode="x", hoverdistance=-1), about)
 

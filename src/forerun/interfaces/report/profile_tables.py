@@ -59,7 +59,7 @@ def _fact_rows(one: ProfileFacts) -> list[tuple[str, str]]:
         ("devices", ", ".join(one.devices) or "none"),
         ("events", f"{one.events:,} ({one.operators:,} operators, {one.calls:,} calls of the runtime)"),
         ("work", f"{one.kernels:,} kernels, {one.copies:,} copies and fills on streams {_list(one.streams)}"),
-        ("collectives", f"{one.collectives:,}, of which {one.described_collectives:,} say what they move"),
+        ("collectives", f"{one.collectives:,}, {one.described_collectives:,} of them with sizes and groups"),
     ]
     if one.step_times_s:
         spread = f"{seconds(min(one.step_times_s))} to {seconds(max(one.step_times_s))}"

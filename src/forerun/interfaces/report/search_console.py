@@ -203,7 +203,7 @@ def _print_choices(out: Console, result: SearchResult) -> None:
     if not result.choices:
         return
     out.print()
-    print_title(out, "What single choices are worth, each with its best plan")
+    print_title(out, "Gains of single choices, each with its best plan")
     for choice in result.choices:
         out.print(Padding(choice_words(choice), (0, 0, 0, 2)))
 

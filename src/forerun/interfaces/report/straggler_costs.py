@@ -88,7 +88,7 @@ def print_costs(out: Console, costs: StragglerCosts) -> None:
     out.print()
     out.print(make_table("lrl", TIME_COLUMNS, time_rows(costs), gap=2))
     out.print()
-    print_title(out, "Slowdown if only these take their own time")
+    print_title(out, "Slowdown if only these keep their recorded times")
     for columns, body in slowdown_tables(costs):
         out.print(make_table("lr", columns, body, gap=2))
         out.print()

@@ -55,7 +55,7 @@ WORK_LOOKS = {
     "backward": Look("backward pass", GREEN, "."),
     "waiting": Look("waiting for slower GPUs", LIGHT, "."),
 }
-"""what a stream does (WORK of analysis/timeline_lanes.py), and parts of a step"""
+"""work of a stream (WORK of analysis/timeline_lanes.py), and parts of a step"""
 
 MEMORY_LOOKS = {
     "parameter": Look("parameters", BLUE),

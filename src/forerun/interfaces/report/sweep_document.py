@@ -25,7 +25,7 @@ def sweep_document(sweep: Sweep, found: InDetail | None, command: str, again: st
     parts += [Heading("The best plan of each search"), _points(sweep)]
     if found is not None:
         parts += [
-            Heading("What more GPUs or larger batches bring"),
+            Heading("Gain of more GPUs or larger batches"),
             *(sweep_plot(sweep, each) for each in figures_of(sweep)),
         ]
     parts += _front(sweep)

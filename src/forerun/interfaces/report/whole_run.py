@@ -154,7 +154,7 @@ def print_study(out: Console, study: RunStudy, ranked: Sequence[RunStudy] = ()) 
         ("Where the time goes", "lrl", BADPUT_COLUMNS, badput_rows(study)),
         ("Failures", "lr", FAILURE_COLUMNS, failure_rows(study)),
         ("Checkpoint intervals", "lrr", INTERVAL_COLUMNS, interval_rows(study)),
-        ("What would change it, each simulated with the same failures", "lrl", GAIN_COLUMNS, gain_rows(study)),
+        ("Effects of changes, each simulated with the same failures", "lrl", GAIN_COLUMNS, gain_rows(study)),
     )
     for title, sides, columns, rows in tables:
         if rows:

@@ -15,7 +15,7 @@ _AGAIN_AFTER_S = 1.0
 _ERASE = "\r\033[K"
 
 _silenced: list[str] = []
-"""what shows its own progress now"""
+"""the work that shows its own progress now"""
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class Job:
     key: tuple[str, str]
     """the page that asks, and the kind of its question"""
     heard: Callable[[object], None]
-    """takes what the process hands over that is not an event"""
+    """takes objects of the process that are not events"""
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _events: queue.SimpleQueue[Event | None] = field(default_factory=queue.SimpleQueue)
 

@@ -50,7 +50,7 @@ class MemorySnapshot:
     moments: tuple[Moment, ...]
     """before the first event, and after each"""
     at_peak: tuple[Block, ...]
-    """what is allocated at the largest sum, the largest first"""
+    """the allocations at the largest sum, the largest first"""
     peak: Moment
     peak_reserved: int
     inactive: int

@@ -17,7 +17,7 @@ F64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 GPU_WORK = frozenset(("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", "mtia_ccp_events"))
-"""categories of what runs on a device; the capitals are those of 2021"""
+"""categories of events that run on a device; the capitals are those of 2021"""
 CALLS = frozenset(("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime", "xpu_runtime", "xpu_driver"))
 """categories of calls that the host makes to the device's runtime; ROCm's too are `cuda_runtime`"""
 OPERATORS = frozenset(("cpu_op", "Operator"))

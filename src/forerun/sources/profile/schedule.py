@@ -42,7 +42,7 @@ class HostWait:
     until: tuple[int, ...]
     """places of the work in the step; none for work of the step before"""
     own_ns: int = 0
-    """what the call would have taken without waiting"""
+    """the time of the call without waiting"""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,11 @@ class Schedule:
 
     step: Step
     after: tuple[tuple[int, ...], ...]
-    """what each waits for on other streams"""
+    """the work on other streams for which each item waits"""
     ready_ns: I64
-    """when each could have started: it was issued, and what it waits for, or what was issued before the step, had
-    ended"""
+    """the moment at which each item could have started: it was issued, and its dependencies, or the work issued before
+    the step, had ended
+    """
     host_waits: tuple[HostWait, ...]
     """in order of time; while one lasts the host issues nothing"""
     lead_ns: int

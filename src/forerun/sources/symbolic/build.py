@@ -68,7 +68,7 @@ class _Builder:
         self.split, self.reshards = plan.splits_backward, plan.reshards
         self.first, self.last = staged.first, staged.stages[-1][-1][0]
         self._parts: dict[int, tuple[Any, ...]] = {}
-        """what the parts of a unit share: all fields of Part after its layer"""
+        """fields that the parts of a unit share: all fields of Part after its layer"""
         self._exchanging: dict[int, bool] = {}
         self.wires = Wires(self.kernels, self.blocks.add, [self._carried(stage) for stage in staged.stages[1:]])
         self.gather_again = stack.reuse_elements > 0 and plan.activation_checkpointing == "full"

@@ -43,7 +43,7 @@ class _Pattern(NamedTuple):
     """bytes for each element"""
     launches: tuple[int, int]
     kinds: tuple[str, str]
-    """kinds of its kernels, which say what share of HBM they reach"""
+    """kinds of its kernels, which determine their share of HBM's bandwidth"""
 
 
 @cache

@@ -50,7 +50,7 @@ class Wires:
             for (kind, stage, what), crosses in zip(receivers, 2 * self._crosses, strict=True)
             if crosses
         }
-        """(kind of a pass, stage) -> what it waits for from another rank, where it does"""
+        """(kind of a pass, stage) -> the message of another rank for which it waits, if there is one"""
 
     @property
     def _is_v(self) -> bool:

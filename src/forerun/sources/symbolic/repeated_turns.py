@@ -95,7 +95,7 @@ class RepeatedTurns:
         """`depth` is the number of buffers that gathers take in turn."""
         self._order, self._depth = order, depth
         self._known: defaultdict[_State, dict[int, _Repeated]] = defaultdict(dict)
-        """what steps depend on beside their turn -> number of alike turns -> their steps"""
+        """state that steps depend on beside their turn -> number of alike turns -> their steps"""
         self._before: tuple[int, int, int, int] = (0, 0, 0, 0)
         """steps, gathers, opened gathers and units in the bucket before the turn that is being written"""
         self._state: _State = ()

@@ -62,7 +62,7 @@ class TapeOp:
     backward_held: tuple[Held, ...] = ()
     """temporary memory of some of its backward stages"""
     awaited: bool = False
-    """whether the host waits for the end of its forward kernels, because what it launches next depends on them"""
+    """whether the host waits for the end of its forward kernels, because its next launches depend on them"""
     beside: bool = False
     """whether it runs beside the exchange before it, forward and backward, and later operations wait for both"""
     in_place: bool = False
@@ -98,7 +98,7 @@ class Tape:
         self.regions: list[Region] = []
         self.early_stop = True
         self.compiled = False
-        """whether checkpoints keep only what backward uses, as torch.compile's partitioner does"""
+        """whether checkpoints keep only tensors that the backward pass uses, as torch.compile's partitioner does"""
         self.weights_first = False
         """whether weight gradients run before input gradients, so that the saved input is freed earlier (Inductor's
         order for the least peak)"""

@@ -35,8 +35,9 @@ class Job:
     """0: routing is balanced; s: expert i is chosen in proportion to 1 / (i + 1) ** s."""
     device: str = "h100"
     dynamo: str = ""
-    """The release of torch that decides where graphs break and what selective checkpoints recompute, such as '2.9'; ''
-    is the installed one."""
+    """The release of torch that determines the graph breaks and the recomputation of selective checkpoints, such as
+    '2.9'; '' is the installed one.
+    """
     alone: bool = False
     """Whether to record no other rank, even where this one sends to others."""
     working_folder: str = ""

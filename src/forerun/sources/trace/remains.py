@@ -15,7 +15,7 @@ ASK = signal.SIGUSR1
 MARK = "FORERUN_TRACE"
 """The environment variable of traced processes and of everything that they start."""
 _TAIL_BYTES = 65536
-"""more than the hundred frames that Python's fault handler writes, of which the first is where a process died"""
+"""more than the hundred frames that Python's fault handler writes; the first is the place at which a process died"""
 _ANSWER_S = 0.5
 _POLL_S = 0.01
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')

@@ -77,7 +77,7 @@ class Topology(ABC):
     """
 
     between_nodes: ClassVar[str] = ""
-    """what it is like between the nodes of a cluster, in words; experiments offer topologies that say so"""
+    """description between the nodes of a cluster, in words; experiments offer topologies that have one"""
 
     bandwidth_gbps: float = field(kw_only=True)
     """of a link, GB/s in the unit of the network it belongs to"""

@@ -189,6 +189,6 @@ def _checkpointing(t: Translation) -> dict[str, Any]:
         return {}
     t.remark(f"activation_checkpointing {mode}: your model calls deepspeed.checkpointing.checkpoint on its layers")
     if mode == "selective":
-        t.note("selective_policy", "what is recomputed is what your model checkpoints")
+        t.note("selective_policy", "your model's checkpoints decide what is recomputed")
     t.implied_if(t.plan.checkpoint_every == 1, "checkpoint_every", "checkpoint every n-th layer in your model")
     return {"activation_checkpointing": {"partition_activations": False, "contiguous_memory_optimization": False}}

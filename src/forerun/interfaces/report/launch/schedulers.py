@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 _LARGER = {"A100": "80GB", "V100": "32GB"}
-"""devices of two sizes of memory of which SkyPilot names the larger one with its size (`sky show-gpus`)"""
+"""devices with two sizes of memory; SkyPilot names the larger one with its size (`sky show-gpus`)"""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ _WRITERS: dict[str, tuple[str, Callable[[_Job], str], str]] = {
     "skypilot": ("skypilot.yaml", _skypilot, "add setup and cloud; `sky show-gpus` lists the names of accelerators"),
     "ray": ("ray_job.py", _ray, "every node needs the training program"),
 }
-"""scheduler -> the name of its job file, what writes it, and what is left to the user"""
+"""scheduler -> the name of its job file, the function that writes it, and the user's remaining tasks"""
 SCHEDULERS = tuple(_WRITERS)
 
 

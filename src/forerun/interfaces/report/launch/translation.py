@@ -29,11 +29,11 @@ class Launch:
     files: dict[str, str]
     """file name -> text, without the notes"""
     notes: tuple[str, ...]
-    """what differs from the plan, or is left to the user; one line each"""
+    """differences from the plan, and tasks that are left to the user; one line each"""
     written: tuple[str, ...]
     """fields of the plan that a file holds"""
     implied: tuple[str, ...]
-    """fields without a setting: the tool does what the plan says anyway, or the field changes nothing in this plan"""
+    """fields without a setting: the tool follows the plan anyway, or the field changes nothing in this plan"""
     noted: tuple[str, ...]
     """fields that the tool treats otherwise than planned, as a note says"""
 
@@ -159,7 +159,7 @@ class Translation:
         if not plan.compile:
             implied("compile_model", "compile_loss", "graph_breaks")
         if plan.graph_breaks:
-            self.note("graph_breaks", "what the script does inside of what it compiles, not a setting")
+            self.note("graph_breaks", "this depends on the code that the script compiles, not on a setting")
         else:
             implied("graph_breaks")
         without = not plan.shards_parameters or not plan.shard_min_mib
@@ -185,7 +185,7 @@ class Translation:
             if getattr(plan, name) == usual:
                 implied(name)
             else:
-                self.note(name, "what routing came to be, not a setting")
+                self.note(name, "a result of routing, not a setting")
 
     def fine_tuning(self) -> None:
         """Notes the adapters and the reference model that the user's script makes.

@@ -1,5 +1,5 @@
 // @ts-check
-// The answer: time against memory of all plans, what single choices are worth, the table of plans, the scaling curve.
+// The answer: time against memory of all plans, gains of single choices, the table of plans, the scaling curve.
 
 import { byId, call, make, showError, stream } from "./api.js";
 import { draw, legend } from "./scatter.js";
@@ -195,7 +195,7 @@ function showChoices(state) {
       make("button", { type: "button", text: "Apply", "aria-label": `Apply: ${each.words}`, onclick: () => state.apply(each.fixed) }))));
   keep.addEventListener("change", show);
   show();
-  byId("choices").replaceChildren(make("h3", { text: "What single choices are worth" }),
+  byId("choices").replaceChildren(make("h3", { text: "Gains of single choices" }),
     make("div", { class: "row" }, keep, make("label", { for: "keep", text: "Only choices that change neither the global batch nor the numerics" })), list);
 }
 

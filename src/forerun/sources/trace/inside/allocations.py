@@ -50,7 +50,7 @@ class Allocations:
         self.allocated_bytes = 0
         self.peak_bytes = 0
         self.category = -1
-        """The category of what is allocated from now on; -1 if later marks and phases tell."""
+        """The category of later allocations; -1 if later marks and phases determine it."""
 
     def start(self) -> None:
         """Starts a step. Tensors that exist now count as allocated before it."""

@@ -25,7 +25,7 @@ _variable: Any = importlib.import_module("torch.autograd.variable")
 
 
 Failed = Callable[[str, Exception, str], None]
-"""Called with what failed, the exception, and file and line of the program."""
+"""Called with the name of the failed work, the exception, and file and line of the program."""
 
 
 def install(failed: Failed) -> None:

@@ -29,7 +29,7 @@ from forerun.sources.trace.inside.compiled.repeats import (
 
 _T = TypeVar("_T")
 INNER = (1, 2)
-"""The blocks that are compared, and of which copies are made."""
+"""The blocks that are compared and copied."""
 _STACKS = ("nn_module_stack", "fwd_nn_module_stack")
 
 
@@ -53,7 +53,7 @@ class Blocks:
         self.gm, self.of = gm, {node: block for node, (block, _) in arguments.items()}
         self.backward = backward
         self.template, choose = (1, min) if backward else (2, max)
-        """The block of which copies are made: all that it reads of another block is of one that has both neighbours."""
+        """The block that is copied. It reads other blocks only if these have both neighbours."""
         own = [node for node in gm.graph.nodes if node.op not in ("placeholder", "output")]
         for node in own:
             blocks = [self.of[source] for source in node.all_input_nodes if source in self.of]

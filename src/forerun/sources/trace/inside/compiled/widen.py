@@ -149,7 +149,7 @@ class Widened:
         self._nodes = {lane: own.nodes for lane, own in lanes.items()}
         self._number = {node: number for own in self._nodes.values() for number, node in enumerate(own)}
         self._made: dict[_Key, Node] = {}
-        """The new nodes, by what `_key` returns."""
+        """The new nodes, by the result of `_key`."""
         self._places: dict[Node, dict[int, int]] = {}
         """The place of each lane in the lists of an operator."""
         self._copies = _Copies()

@@ -158,7 +158,9 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
 )
 Content = Mapping[str, Any]
 Contents = Mapping[str, Content | Callable[[], Content]]
-"""The content of each module of a package, by the module's name, or what makes it when a program imports it."""
+"""The content of each module of a package, by the module's name, or a function that makes it when a program imports the
+module.
+"""
 
 
 def _named(*functions: Callable[..., Any]) -> dict[str, Any]:

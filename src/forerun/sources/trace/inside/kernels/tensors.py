@@ -150,7 +150,7 @@ class Traits:
     sync: bool = False
     """Whether the host waits to learn the size of the result."""
     kernel: str = ""
-    """The kind of the kernels in core/cost/kernels.yaml, which says what share of HBM's bandwidth they reach."""
+    """The kind of the kernels in core/cost/kernels.yaml, which determines their share of HBM's bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
