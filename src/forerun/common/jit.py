@@ -79,9 +79,8 @@ class Kernel:
     def dispatcher(self) -> Any:
         """Returns numba's function, which compiles itself on its first call.
 
-        It has no cache where numba finds no folder to write it to: numba raises RuntimeError when it can write neither
-        the package's folder, nor NUMBA_CACHE_DIR, nor the home directory (a read-only install, a container without
-        a home).
+        It has no cache if numba finds no folder for it. numba raises RuntimeError if it can write neither the package's
+        folder, nor NUMBA_CACHE_DIR, nor the home directory (a read-only install, a container without a home).
         """
         numba = _numba()
         try:

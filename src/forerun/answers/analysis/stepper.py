@@ -55,7 +55,7 @@ class Stepper:
 
     Ranks of one class do the same work, so a class has one time: the time of its slowest rank. The other ranks wait for
     it in the next collective that they share. With one pipeline stage this is exact. With several stages and several
-    replicas of the pipeline it is an upper bound: stages that are slow in different replicas count as slow in one
+    replicas of the pipeline it is an upper bound. Stages that are slow in different replicas count as slow in one
     replica, although replicas meet only to gather parameters and reduce gradients. On 8 replicas of 4 stages the bound
     is 0.5 to 0.7 % over the exact time with jitter of 5 % on every GPU, and 1 to 2 % with one GPU in ten half as fast
     again. Replicas that are kinds of their own are exact.

@@ -15,8 +15,8 @@ from forerun.answers.jobs.job import Scheduled
 def finish_time_ratios(jobs: Sequence[Scheduled], gpus: int) -> Vector:
     """Returns for each job its completion time over that on an equal part of the cluster for itself.
 
-    The part is 1 / n of all `gpus`, where n is the mean number of jobs that wait or run while this one does; a job that
-    asks for more GPUs than that gets all of them for its share of the time. Below 1 a job gains by sharing (Themis,
+    The part is 1 / n of all `gpus`, and n is the mean number of jobs that wait or run at the same time. A job that asks
+    for more GPUs than its part gets all of them for its share of the time. Below 1 a job gains by sharing (Themis,
     NSDI'20, whose n is the number of jobs that contend at that moment).
     """
     submitted = np.array([job.job.submit_s for job in jobs])

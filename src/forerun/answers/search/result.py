@@ -124,8 +124,10 @@ class SearchResult(Shown):
         return ok, self.outcome.too_large().rows, self.outcome.skipped().rows
 
     def reason_of(self, plan: Plan) -> str:
-        """Says why `plan` is not ranked: the rule it breaks, the order of mesh axes that represents it, the memory it
-        needs, or its least time; empty for a plan that fits or that this search did not consider."""
+        """Returns the reason for which `plan` is not ranked: the rule that it breaks, the order of mesh axes that
+        represents it, its memory, or its least time. The text is empty for a plan that fits or that this search did not
+        consider.
+        """
         return self.outcome.reason_of(plan)
 
     @property

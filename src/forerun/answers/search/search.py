@@ -1,9 +1,9 @@
 """search: finds the best plan of a space, and says why the others are not.
 
-Coarse lower bounds of all plans screen the whole space at once: plans that certainly do not fit are discarded. In the
-order of these bounds, plans that may still reach one of the places that were asked for get closer bounds, and are
-simulated in the order of the closest until the bound passes the last place. The places are therefore exact under the
-model. The answer does not depend on the number of processes.
+Coarse lower bounds of all plans screen the whole space at once: plans that certainly do not fit are discarded. Plans
+that may still reach one of the wanted places get closer bounds, in the order of the coarse ones. They are simulated in
+the order of the closer bounds, until the bound passes the last place. The places are therefore exact under the model.
+The answer does not depend on the number of processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The chunks, phases, algorithms and queues that ASTRA-sim makes of a collective, as tables for the engine.
 
-All rounding is ASTRA-sim's: sizes that don't divide make an extra chunk, a chunk has at least as many bytes as there
-are ranks, and a group smaller than the system runs the ring algorithm, or that of the system file in later builds.
+All rounding is ASTRA-sim's: sizes that don't divide make an extra chunk, and a chunk has at least one byte for each
+rank. A group smaller than the system runs the ring algorithm, or that of the system file in later builds.
 """
 
 from __future__ import annotations

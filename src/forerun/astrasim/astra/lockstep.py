@@ -1,8 +1,9 @@
 """Exchanges in which all ranks move in step: with queues at links, they take a closed form too.
 
-In each step of halving-doubling every rank sends a message over one distance. If all begin at the same time, all routes
-have the same number of equal links, and no link is the k-th one of two routes, then no message waits: each goes over
-one link at a time, beside all the others. So all ranks end the step at the same time, and begin the next one together.
+In each step of halving-doubling every rank sends a message over one distance. Suppose that all begin at the same time,
+all routes have the same number of equal links, and no link is the k-th one of two routes. Then no message waits: each
+goes over one link at a time, beside all the others. So all ranks end the step at the same time, and begin the next one
+together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Lists the kinds of a rank's nodes in the order in which ASTRA-sim prints their times.
 
-It keeps a C++ `unordered_map` from nodes to their times, into which nodes go as they start, and lists kinds as they
-first come in it. libstdc++ puts an element at the front of such a map if its bucket is empty.
+It keeps a C++ `unordered_map` from nodes to their times. Nodes enter the map as they start, and ASTRA-sim lists kinds
+in the order of their first node in the map. libstdc++ puts an element at the front of such a map if its bucket is
+empty.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ def ends_with_queues(network: Network, rings: Sequence[Ring]) -> QueuedRings | N
     """Returns the end times of the members of each ring, if all begin at 0 and links are queues. Returns None if
     messages may wait.
 
-    A message of member i arrives at the next one, i + 1, so long after that one has sent its own message of the same
-    number; this *lead* then goes from member to member, as a message follows from the one before. So where the least
+    The *lead* of a member is the time from its own message to the arrival of the same-numbered message of the member
+    before it. The lead passes from member to member, because a message follows from the one before. So where the least
     lead of all members is at least the time in which a link transmits a message, each link is free for the next one.
     """
     if any(ring.rounds != ring.n_chunks for ring in rings):

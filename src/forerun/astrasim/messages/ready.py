@@ -2,8 +2,8 @@
 
 *Ascending*: a rank looks through its ready nodes by rising node number. A heap for each hardware slot avoids nodes
 whose slot is busy. *Hashed*: it looks through them in the iteration order of libstdc++'s `unordered_set<uint64_t>`.
-That set is a linked list in which a new element goes before the first element of its bucket, or to the front of the
-list if the bucket is empty; the number of buckets grows as in the library.
+That set is a linked list. A new element goes before the first element of its bucket, or to the front of the list if the
+bucket is empty. The number of buckets grows as in the library.
 """
 
 from __future__ import annotations

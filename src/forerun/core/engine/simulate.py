@@ -61,9 +61,9 @@ def simulate(
       progresses at rate 1 / (1 + slow_network[op]). All other nodes neither slow nor are slowed. So equal rank classes
       whose collectives meet take exactly the times of one of them alone, and so does a class that others wait for.
     * Inside a rank class, nodes share links. While the shares that running nodes ask of a link (`demand`) sum to more
-      than all of it, each of them progresses at 1 / that sum, or slower where another link of its own is fuller; so a
-      link never carries more than it can. The nodes of a meeting are one transfer: a full link that slows one of them
-      slows all.
+      than all of it, each of these nodes progresses at 1 / that sum. It is slower if another link of its own is fuller.
+      So a link never carries more than it can. The nodes of a meeting are one transfer: a full link that slows one of
+      them slows all.
     * Remaining work is whole picoseconds: the work done in an interval is rounded down, the time still needed up.
     * Events at the same time are taken in order of (rank class, stream), and rates change after the last of them;
       nothing in the result depends on that order.

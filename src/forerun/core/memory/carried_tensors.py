@@ -5,8 +5,8 @@ layer and micro batch is taken, or else the newest of any layer. If there is non
 with that total size is taken. Otherwise the oldest tensors are taken, the last of them possibly in part; such a tensor
 counts as two from the start.
 
-Tensors of one key (category and bytes, with or without layer and micro batch) are a stack, which is found by the first
-of them in a table of hashes; tensors of one category are a list in the order in which they were left.
+Tensors of one key (category and bytes, with or without layer and micro batch) are a stack. A hash table finds the stack
+by its first tensor. Tensors of one category are a list in the order in which they were left.
 """
 
 from __future__ import annotations

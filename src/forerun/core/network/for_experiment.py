@@ -2,8 +2,8 @@
 
 Inside a node GPUs have the cluster's own link. Between nodes the GPUs at the same place of each node (a plane) are
 joined by one instance of the topology, as a node's GPUs have NICs of their own. A GPU sends and receives
-`bandwidth_gbit_s` in every topology: if it has several links (ring 2, torus and mesh up to 4), each has a part of this
-bandwidth, so that topologies differ in the sharing of routes and not in the number of cables.
+`bandwidth_gbit_s` in every topology. If it has several links (ring 2, torus and mesh up to 4), each has a part of this
+bandwidth. So topologies differ in the sharing of routes and not in the number of cables.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ class GradientCompression(CommunicationPattern):
 
 @dataclass(frozen=True)
 class PowerSgd(GradientCompression):
-    """PowerSGD (arXiv 1905.13727), as torch's powerSGD_hook runs it: a matrix M of n x m is sent as P = M Q of n x r
-    and Q = M^T P of m x r, hence r (n + m) elements for n m.
+    """PowerSGD (arXiv 1905.13727), as torch's powerSGD_hook runs it. A matrix M of n x m is sent as P = M Q of n x r
+    and Q = M^T P of m x r. So r (n + m) elements replace n m.
 
     Each bucket has three all-reduces: the uncompressed tensors, all P, and all Q. Every bucket is taken to be made of
     matrices as the whole model is.

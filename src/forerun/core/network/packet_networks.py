@@ -1,9 +1,9 @@
 """Networks of packet simulators, whose files Forerun reads: ns-3 as ASTRA-sim drives it, and htsim.
 
 ns-3 reads a file of links (numbers of devices, switches and links; the switches; `one other 200Gbps 0.005ms 0` for each
-link), which its configuration names as TOPOLOGY_FILE, and a file of logical dimensions, {"logical-dims": ["8", "2"]}.
-htsim reads a fat tree of two or three tiers of switches (Nodes, Podsize, and for each tier Radix_Down, Radix_Up,
-Downlink_speed_Gbps, Downlink_Latency_ns, Switch_Latency_ns, Bundle).
+link). Its configuration names this file as TOPOLOGY_FILE. ns-3 also reads a file of logical dimensions,
+{"logical-dims": ["8", "2"]}. htsim reads a fat tree of two or three tiers of switches (Nodes, Podsize, and for each
+tier Radix_Down, Radix_Up, Downlink_speed_Gbps, Downlink_Latency_ns, Switch_Latency_ns, Bundle).
 
 Formats: github.com/astra-sim/astra-network-ns3, scratch/common.h; github.com/Broadcom/csg-htsim,
 sim/datacenter/fat_tree_topology.cpp.

@@ -4,9 +4,9 @@ Three foldings keep it small. *Ops* are distinct (kind, shapes, dtype) signature
 nodes that repeat (a layer's forward, a layer's backward), stored once. *Rank classes* are ranks that do the same work
 at the same place of the network, simulated once.
 
-The order of execution is that of CUDA. A rank class executes its blocks in host issue order; every node goes to a
-stream, streams run in order, and events order nodes across streams: a node may *record* an event slot, and waits for
-the node that last recorded the slot before it in issue order.
+The order of execution is that of CUDA. A rank class executes its blocks in host issue order. Every node goes to a
+stream, and streams run in order. Events order nodes across streams: a node may *record* an event slot. A node that
+waits for a slot waits for the node that last recorded the slot before it in issue order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fields: reads the values of one mapping from a file, and checks types, bounds and unknown keys.
 
-config.json files, preset files and architecture tables all use it, so that they fail alike: in one line that names the
-place (file and section), the key, and the mistake.
+config.json files, preset files and architecture tables all use it, so their errors look alike. An error is one line
+that names the place (file and section), the key, and the mistake.
 """
 
 from __future__ import annotations

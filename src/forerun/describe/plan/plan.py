@@ -51,9 +51,9 @@ _RANGES = {
 class Plan:
     """Describes how one optimizer step is parallelised and run.
 
-    The world has dp_replicate x dp_shard x cp x tp x pp ranks. Experts have a mesh of their own over the ranks of
-    tp x cp x dp_shard: the innermost `etp` of them split each expert, the next `ep` have different experts, and the
-    others hold the same ones (Megatron-Core's parallel folding). With both at 1 they are placed as other parameters.
+    The world has dp_replicate x dp_shard x cp x tp x pp ranks. Experts have a separate mesh over the ranks of tp x cp x
+    dp_shard (Megatron-Core's parallel folding). The innermost `etp` ranks split each expert, the next `ep` have
+    different experts, and the others hold the same ones. With both at 1 they are placed as other parameters.
 
     `n_microbatches` is the number of micro batches of one data-parallel rank in one optimizer step: pipeline micro
     batches when pp > 1, gradient accumulation steps otherwise.

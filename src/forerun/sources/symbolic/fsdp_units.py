@@ -1,6 +1,6 @@
 """Units: the parts of a model that are gathered, run and reduced together (embedding, layer, head).
 
-In parametrisation-based FSDP each use of a parameter gathers it, and autograd decides how long it is kept: a matrix
+In parametrisation-based FSDP each use of a parameter gathers it, and autograd decides how long it is kept. A matrix
 product saves the gathered weight for its backward pass, unless a checkpoint around it runs the gather again. A policy
 that recomputes only gathers frees memory in a compiled graph, but not in eager code, where the product that saves the
 gathered weight is outside of the policy (simple_fsdp.py, ReplicateComputation). The gradient of an embedding does not

@@ -15,8 +15,9 @@ from forerun.sources.symbolic.weights import Weights
 class Blocks(list[Block]):
     """The blocks of a Program in the order of their numbers.
 
-    They are separate from the builder, so that objects which add blocks don't refer back to it: Python frees a builder
-    at once when nothing refers to it, and cycles only in collections, which cost a twentieth of a prediction.
+    They are separate from the builder, so that objects which add blocks don't refer back to it. Python frees a builder
+    at once when nothing refers to it. It frees cycles only in garbage collections, which cost a twentieth of a
+    prediction.
     """
 
     def add(self, block: Block | None) -> int:

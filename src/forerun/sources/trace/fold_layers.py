@@ -28,9 +28,9 @@ _NEEDED = 3
 def fold_layers(shallow: Mapping[int, Sequence[Recording]], depth: int) -> Program:
     """Returns the Program of a model with `depth` layers from recordings of all roles at three or more smaller depths.
 
-    The depths are evenly spaced: one layer apart where all layers are equal (2, 3, 4), p layers apart where kinds of
-    layers repeat after p (2p, 3p, 4p), as many as there are stages where every stage of a pipeline gets one more. The
-    three largest are used. The result reproduces them exactly, or this function refuses.
+    The depths are evenly spaced. They are one layer apart if all layers are equal (2, 3, 4), and p layers apart if
+    kinds of layers repeat after p (2p, 3p, 4p). If every stage of a pipeline gets one more layer, the distance is the
+    number of stages. The three largest are used. The result reproduces them exactly, or this function refuses.
 
     Raises:
         ForerunError: too few depths or uneven ones, a `depth` that is not theirs plus whole periods, roles that differ,

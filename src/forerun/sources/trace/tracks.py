@@ -1,7 +1,7 @@
 """Divides a recording into tracks: sequences of nodes that run in order, beside the other tracks.
 
-A recorded stream is one track, with two exceptions: collectives on the compute stream have tracks of their own, so that
-they count as communication, and messages have one for each direction and peer, because NCCL runs the messages of one
+A recorded stream is one track, with two exceptions. Collectives on the compute stream have separate tracks, so that
+they count as communication. Messages have one track for each direction and peer, because NCCL runs the messages of one
 batch together. Predecessors keep the order that a recorded stream had across its tracks.
 """
 

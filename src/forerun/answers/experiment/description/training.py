@@ -49,8 +49,9 @@ def peak_dtype(precision: str) -> str:
 def precision_of(given: bool | str, devices: tuple[Device, ...], convolutional: bool, place: str) -> str:
     """Returns the precision that mixed_precision means on `devices`. All of the devices have it.
 
-    true is bf16, or fp16 where a device has no bf16; false is fp32, for convolutions tf32 where all devices have it
-    (torch.backends.cudnn.allow_tf32 is on and torch.backends.cuda.matmul.allow_tf32 off unless they are set).
+    true is bf16, or fp16 where a device has no bf16; false is fp32, or tf32 for convolutions if all devices have it.
+    The reason is that by default torch.backends.cudnn.allow_tf32 is on and torch.backends.cuda.matmul.allow_tf32 is
+    off.
     """
 
     def all_have(dtype: str) -> bool:

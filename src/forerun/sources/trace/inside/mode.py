@@ -289,9 +289,10 @@ def _is_composite(func: Any) -> bool:
 
 @cache
 def _body(func: Any) -> Callable[..., Any] | None:
-    """Returns the Python function behind an operator where it has to run instead of its fake version: torch and
-    xformers have operators around collectives and attention, which a fake version would hide, and programs define
-    operators without a fake version."""
+    """Returns the Python function behind an operator if it has to run instead of the operator's fake version. torch and
+    xformers have operators around collectives and attention, which a fake version would hide. Programs define operators
+    without a fake version.
+    """
     if not isinstance(func, torch._ops.OpOverload):
         return None
     definition: Any = OPDEFS.get(func._schema.name)

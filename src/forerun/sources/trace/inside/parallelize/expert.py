@@ -112,8 +112,9 @@ def _by_expert(counts: torch.Tensor, size: int, n_local: int) -> torch.Tensor:
 
 def skew_of(imbalance: float, n_experts: int, ranks: int) -> float:
     """Returns the exponent s for which the busiest of `ranks` ranks (the first) gets `imbalance` times the mean number
-    of tokens, when expert i is chosen in proportion to 1 / (i + 1)^s; the greatest exponent tried where none gives as
-    much."""
+    of tokens, when expert i is chosen in proportion to 1 / (i + 1)^s. If no exponent gives as much, returns the
+    greatest one tried.
+    """
     low, high = 0.0, _STEEPEST
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
