@@ -103,7 +103,7 @@ class TopLevel(Section):
     name: Name | None = None
     """name of the experiment in reports and of their files; default: the name of the experiment file"""
     description: Text | None = None
-    """what the experiment is about"""
+    """a description of the experiment"""
     handlers: list[Any] = Field(default_factory=list, max_length=100)
     """event handlers, each FILE.py:NAME: an EventHandler, a subclass of it or a function subscribed with @on, in a
     Python file, which Forerun executes"""
@@ -215,7 +215,7 @@ class ModelSection(Section):
     """layers written by hand, in the order in which they run; or FILE.py:NAME, a LayeredModel or a function that
     returns one, in a Python file, which Forerun executes"""
     sample: Annotated[Literal["image", "sequence"], BeforeValidator(_lower)] | None = None
-    """what a sample of layers written by hand is called: image or sequence; default: image"""
+    """name of a sample of layers written by hand: image or sequence; default: image"""
     num_layers: Layers | None = None
     """number of layers of a transformer; default: 12; gpt2 and bert have the defaults of their smallest model"""
     hidden_size: Width | None = None

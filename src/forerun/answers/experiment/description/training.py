@@ -33,7 +33,7 @@ DEFAULTS_BY_KIND = {
     "images": {"optimizer": "sgd", "stack": "pytorch-vision"},
     "tokens": {"optimizer": "adamw", "stack": "pytorch"},
 }
-"""keys of a Plan that depend on what is trained: convolutional networks, others"""
+"""keys of a Plan whose defaults depend on the model: convolutional networks, others"""
 DEFAULT_WARMUP_SLOWDOWN = 2.0
 MOST_OF_ANY_KEY = 10**8
 MOST_OF_A_PLAN = {"seq_len": 10**7, "micro_batch": 10**6, "n_microbatches": 10_000}
