@@ -29,9 +29,19 @@ def test_a_package_that_the_error_names_is_named_once():
     assert reason(failed.value) == "ModuleNotFoundError: No module named 'no_such_package'"
 
 
-@pytest.mark.parametrize("error", [ValueError("other"), raised("json.no_such_part")])
-def test_other_errors_stay_as_they_are(error):
-    assert reason(error) == f"{type(error).__name__}: {error}"
+def test_other_errors_stay_as_they_are():
+    assert reason(ValueError("other")) == "ValueError: other"
+
+
+def test_the_error_behind_an_error_is_named_unless_its_text_is_there():
+    said = reason(raised("json.no_such_part"))
+    assert said == (
+        "RuntimeError: Could not import module 'PreTrainedModel', after ModuleNotFoundError: No module named"
+        " 'json.no_such_part'"
+    )
+    outer = RuntimeError("data: a folder is missing")
+    outer.__cause__ = OSError("a folder is missing")
+    assert reason(outer) == "RuntimeError: data: a folder is missing"
 
 
 def test_a_package_that_a_hidden_import_lacks_is_found(tmp_path, monkeypatch):

@@ -1,5 +1,5 @@
-"""What programs do to torch's own classes and functions: parameters of a class of theirs, other constructors, parts of
-a storage, ranks counted with numpy."""
+"""What programs do to torch's own classes and functions: parameters of a class of theirs, other constructors, CUDA's
+tensor types, parts of a storage, scalars of the device in lists, ranks counted with numpy."""
 
 import pytest
 from virtual_process import run_virtual
@@ -13,8 +13,10 @@ def answers(tmp_path_factory):
         """
         import copy
         import numpy as np
-        from forerun.sources.trace.inside.device import storages
+        from forerun.sources.trace.inside.device import storages, tensor_types
+        from forerun.sources.trace.inside.module_tree import buffers_in, modules_in, parameters_in
         storages.install(mode)
+        tensor_types.install()
 
         class Marked(nn.Parameter):
             def __new__(cls, tensor, requires_grad=True):
@@ -68,6 +70,41 @@ def answers(tmp_path_factory):
         host = torch.arange(4)
         result["on the host"] = torch.empty(0, dtype=torch.int64).set_(host).tolist()
 
+        one, other = torch.ones(3, device="cuda").sum(), torch.empty(3, device="cuda").norm()
+        recorder.start()
+        listed = [torch.tensor([one, other]), torch.tensor([[one, 2.0]], device="cuda"), torch.Tensor([other])]
+        result["read"] = len(nodes("_local_scalar_dense"))
+        result["listed"] = [[str(t.device), t.tolist()] for t in listed]
+
+        normed = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(4, 4, 3)), nn.utils.spectral_norm(nn.Conv1d(4, 4, 3)))
+        before = list(normed.parameters())
+        normed.half().to("cuda")
+        result["normed"] = [[p.device.type, str(p.dtype), p is q, p.is_leaf and p.requires_grad]
+                            for p, q in zip(normed.parameters(), before)]
+        normed(torch.ones(1, 4, 8, dtype=torch.half, device="cuda")).sum().backward()
+        result["of the normed"] = [str(p.grad.device) for p in before]
+
+        class Wrapper(nn.Module):
+            "A module with attributes of its own in place of torch's methods, as Megatron's wrapper has."
+            def __init__(self, module):
+                super().__init__()
+                self.module, self.again = module, module
+                self.buffers, self.parameters, self.named_modules = [], None, {}
+        wrapped = Wrapper(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
+        plain = nn.ModuleDict({"module": wrapped.module})
+        result["wrapped"] = [len(list(parameters_in(wrapped))), len(list(buffers_in(wrapped)))]
+        result["paths"] = [[path for path, _ in modules_in(wrapped)], [path for path, _ in plain.named_modules()]]
+
+        typed = [torch.cuda.FloatTensor([1, 2]), torch.cuda.LongTensor(3), torch.cuda.HalfTensor(2, 3)]
+        result["typed"] = [[str(t.device), str(t.dtype), list(t.shape), t.type()] for t in typed]
+        result["kinds"] = [isinstance(typed[0], torch.cuda.FloatTensor), isinstance(typed[1], torch.cuda.FloatTensor),
+                           str(torch.ones(2).type(torch.cuda.HalfTensor).dtype)]
+        torch.set_default_tensor_type("torch.cuda.HalfTensor")
+        result["by default"] = [[str(t.device), str(t.dtype)] for t in (
+            torch.Tensor([1]), torch.linspace(0, 1, 3), torch.tensor(1), torch.zeros(2, device="cpu"))]
+        torch.set_default_tensor_type(torch.FloatTensor)
+        result["as before"] = [[str(t.device), str(t.dtype)] for t in (torch.Tensor([1]), torch.zeros(2))]
+
         dist.init_process_group("nccl")
         group = dist.new_group(ranks=list(np.arange(4)))
         recorder.start()
@@ -105,3 +142,34 @@ def test_parts_of_a_storage_are_its_memory(answers):
 def test_ranks_counted_with_numpy_are_numbers(answers):
     assert answers["ranks"] == ["int"] * 5
     assert answers["recorded"] == 1
+
+
+def test_scalars_of_the_device_in_lists_are_read_by_the_host(answers):
+    assert answers["listed"] == [["cpu", [3.0, 1.0]], ["cuda:0", [[3.0, 2.0]]], ["cpu", [1.0]]]
+    assert answers["read"] == 4
+
+
+def test_normed_weights_move_to_the_device_and_stay_the_same_parameters(answers):
+    assert answers["normed"] == [["cuda", "torch.float16", True, True]] * 5
+    assert answers["of the normed"] == ["cuda:0"] * 5
+
+
+def test_a_module_that_hides_torchs_methods_has_its_tensors(answers):
+    assert answers["wrapped"] == [4, 3]
+    own, torchs = answers["paths"]
+    assert own == torchs
+
+
+def test_the_tensor_types_of_cuda_make_tensors_on_the_device(answers):
+    assert answers["typed"] == [
+        ["cuda:0", "torch.float32", [2], "torch.cuda.FloatTensor"],
+        ["cuda:0", "torch.int64", [3], "torch.cuda.LongTensor"],
+        ["cuda:0", "torch.float16", [2, 3], "torch.cuda.HalfTensor"],
+    ]
+    assert answers["kinds"] == [True, False, "torch.float16"]
+
+
+def test_a_tensor_type_of_cuda_becomes_the_default_and_stops_being_it(answers):
+    on_device = [["cuda:0", "torch.float16"]] * 2
+    assert answers["by default"] == [*on_device, ["cuda:0", "torch.int64"], ["cpu", "torch.float16"]]
+    assert answers["as before"] == [["cpu", "torch.float32"]] * 2

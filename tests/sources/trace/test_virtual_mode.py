@@ -91,7 +91,13 @@ def answers(tmp_path_factory):
         result["no version"] = fails(lambda: torch.ops.forerun_tests.broken(matrix), ForerunError)
         huge = torch.empty(1 << 14, (1 << 12) + 1, device="cuda")
         result["too large"] = fails(lambda: torch.ops.forerun_tests.halves(huge), ForerunError)
-        result["last"] = mode.last_operation()
+        from forerun.sources.trace.inside.mode import operation_of
+        try:
+            matrix @ matrix
+        except RuntimeError as error:
+            after = ValueError("of the program")
+            after.__cause__ = error
+            result["failed"] = [operation_of(error), operation_of(after), operation_of(ValueError("alone"))]
 
         recorder.start()
         recorder.paused += 1
@@ -192,7 +198,10 @@ def test_what_can_not_be_run_anywhere_says_what_to_do(answers):
         assert f"torch has no fake version of it, and {reason}" in answers[part]
         assert answers[part].endswith("register one with torch.library.register_fake")
         assert len(answers[part]) < 300
-    assert answers["last"] == "forerun_tests.halves.default"
+
+
+def test_an_error_is_of_the_operation_that_raised_it_or_of_the_program(answers):
+    assert answers["failed"] == ["aten.mm.default", "aten.mm.default", ""]
 
 
 def test_nothing_is_recorded_while_paused(answers):

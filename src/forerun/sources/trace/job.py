@@ -113,7 +113,7 @@ class Failure:
 
     message: str
     operation: str = ""
-    """The last operation on the device."""
+    """The operation on the device that failed; empty where the program itself did."""
     line: str = ""
     """File and line of the user's program."""
     trace: str = ""

@@ -24,16 +24,14 @@ def reason(error: BaseException) -> str:
 
 
 def _before(error: BaseException) -> str:
-    """Returns the error that the program handled when it raised `error`, because the code that cleans up after a
-    failure may fail too.
-
-    An error that is raised `from` another one names its reason itself, so nothing is added.
-    """
+    """Returns the error that led to `error`: the one that it is raised `from`, or the one that the program handled when
+    it raised it, because the code that cleans up after a failure may fail too. Empty if the message of `error` contains
+    it."""
     first, seen = error, {id(error)}
-    while first.__cause__ is None and not first.__suppress_context__ and first.__context__ is not None:
-        if id(first.__context__) in seen:
+    while (earlier := first.__cause__ or (None if first.__suppress_context__ else first.__context__)) is not None:
+        if id(earlier) in seen:
             break
-        first = first.__context__
+        first = earlier
         seen.add(id(first))
     text = (str(first) or _statement(first)).partition("\n")[0]
     if first is error or text in str(error):

@@ -20,6 +20,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forerun.sources.trace.inside import sparse
 from forerun.sources.trace.inside.device.device_kernels import OWN_KERNELS
 from forerun.sources.trace.inside.kernels.rules import describe
 from forerun.sources.trace.inside.kernels.shapes import tried_on_cpu
@@ -37,6 +38,8 @@ _AROUND_OPERATORS = ("cplib", "xformers_flash")
 """The namespaces of operators that wrap others: collectives of context parallelism with flex attention, attention."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 _COPIES = (aten._to_copy.default, aten.copy_.default)
+_OPERATION = "_forerun_operation"
+"""The attribute of an exception that holds the name of the operation that raised it."""
 Handler = Callable[..., tuple[bool, Any]]
 _EMPTY, _ZEROS, _ONES, _FULL = torch.empty, torch.zeros, torch.ones, torch.full
 _CONSTRUCTORS = {"empty": _EMPTY, "zeros": _ZEROS, "ones": _ONES, "full": _FULL}
@@ -76,7 +79,6 @@ class VirtualMode(TorchDispatchMode):
         torch._C._set_only_lift_cpu_tensors(True)
         self.fake = _fakes()
         self.recorder, self.oracle, self._communication = recorder, oracle, communication
-        self._last: Any = None
         self._lock = threading.RLock()
 
     # -- which world an operation belongs to ------------------------------------------------------------------
@@ -113,7 +115,15 @@ class VirtualMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _on_fakes(self, func: Any, types: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
-        self._last = func
+        try:
+            return self._execute(func, types, tensors, args, kwargs)
+        except Exception as error:
+            vars(error).setdefault(_OPERATION, str(func))
+            raise
+
+    def _execute(self, func: Any, types: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
+        if sparse.concerns(func, tensors, args):
+            return sparse.run(self, func, args, kwargs)
         if _is_composite(func):  # torch decomposes it itself unless autograd's keys are off.
             with self:
                 return func.decompose(*args, **kwargs)
@@ -123,7 +133,7 @@ class VirtualMode(TorchDispatchMode):
             with self:
                 return body(*args, **kwargs)
         if func is aten._local_scalar_dense.default:
-            return self._scalar(func, args, kwargs)
+            return self.scalar(args[0])
         handled, out = self._communication(func, args, kwargs, self.recorder)
         if handled:
             self.seen(out)
@@ -175,10 +185,6 @@ class VirtualMode(TorchDispatchMode):
                 return args[0] if func._schema.returns else None
             return self._like(_shapes(tried_on_cpu(func, args, kwargs)), args[0].device)
 
-    def last_operation(self) -> str:
-        """Returns the name of the last operation on fake tensors."""
-        return "" if self._last is None else str(self._last)
-
     # -- recording ---------------------------------------------------------------------------------------------
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, tensors: Any) -> None:
@@ -207,11 +213,12 @@ class VirtualMode(TorchDispatchMode):
             for one in out:
                 self.seen(one, node)
 
-    def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if args[0].device.type == "cuda":
-            for kernel in describe(self.recorder.ops, func, args, kwargs, None):
+    def scalar(self, tensor: torch.Tensor) -> Any:
+        """Records that the host reads a scalar, and returns its value or the oracle's."""
+        if tensor.device.type == "cuda":
+            for kernel in describe(self.recorder.ops, aten._local_scalar_dense.default, (tensor,), {}, None):
                 self.recorder.node(kernel.op, sync=kernel.sync)
-        return self.oracle.scalar(args[0])
+        return self.oracle.scalar(tensor)
 
     # -- where data would be needed ----------------------------------------------------------------------------
 
@@ -259,6 +266,19 @@ class VirtualMode(TorchDispatchMode):
         fake: torch.Tensor = self.fake.from_tensor(tensor, static_shapes=True)
         set_value(fake, tensor)
         return fake
+
+
+def operation_of(error: BaseException) -> str:
+    """Returns the name of the operation on fake tensors that raised `error`, or the error that led to it; empty where
+    the program itself failed."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if _OPERATION in vars(cause):
+            return str(vars(cause)[_OPERATION])
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 def _fakes() -> Any:

@@ -13,6 +13,8 @@ import torch
 from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from forerun.sources.trace.inside.module_tree import modules_in
+
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 _NO_SEQUENCE = 1 << 62
 """The sequence number of gradient accumulators is above this."""
@@ -91,7 +93,7 @@ class Modules:
             if not self.stack:
                 self.roots[module] = None
             above = self.paths[self.stack[-1]] + "." if self.stack and self.stack[-1] else ""
-            for name, child in module.named_modules():
+            for name, child in modules_in(module):
                 if child not in self.index:
                     self.index[child] = self.number_of(plain(above + name) if name or above else type(module).__name__)
             found = self.index[module]

@@ -34,6 +34,8 @@ from forerun.sources.trace.inside.values import KNOWN, share_value
 _REAL = (torch.Tensor, torch.nn.Parameter)
 _CLASS = "_forerun_class"
 """The attribute of a class of fake parameters that holds the program's own class."""
+_libraries: list[Any] = []
+"""What is registered with torch, which a library's deletion would undo."""
 _FIRST_ADDRESS = 1 << 44
 _BLOCK_BYTES = 512
 """The alignment of the caching allocator."""
@@ -98,13 +100,17 @@ def _fake_class(cls: Any) -> Any:
 def _swap_without_weakrefs() -> None:
     """Prevents `_apply(): Couldn't swap Linear.weight`: the fake mode keeps weak references to the tensors that it
     made. The class of a parameter and the attributes that the program has set on it stay, as where `_apply` sets the
-    data of a plain one."""
+    data of a plain one. A parameter that a graph refers to, as `weight_norm` leaves it, can't be swapped, and gets the
+    data of the other one."""
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda _: [])
     swap = torch.utils.swap_tensors
 
     def swap_tensors(one: Any, other: Any) -> None:
         # A parameter that DDP refers to can't be swapped, and need not be where `to` changes nothing.
         if _same_memory(one, other):
+            return
+        if isinstance(one, FakeTensor) and isinstance(other, FakeTensor) and one._use_count() > 1:
+            one.data = other
             return
         keeps_class = _CLASS in vars(type(one)) and type(other) is FakeTensor
         alike = keeps_class or type(one) is type(other)
@@ -333,7 +339,8 @@ def _grouped_products() -> None:
 
 
 def _values(mode: VirtualMode) -> None:
-    """Lets `tolist`, `numpy` and formatting work, which read memory that fake tensors don't have."""
+    """Lets `tolist`, `numpy`, formatting and `torch.tensor` of a list of tensors work, which read memory that fake
+    tensors don't have. The last one reads scalars where no dispatch mode is active."""
     for name in ("tolist", "numpy", "__array__"):
         setattr(torch.Tensor, name, _on_host(mode, getattr(torch.Tensor, name)))
 
@@ -346,6 +353,9 @@ def _values(mode: VirtualMode) -> None:
             return object.__format__(self, form)
 
     FakeTensor.__format__ = as_text
+    library: Any = torch.library.Library("aten", "IMPL")
+    library.impl("_local_scalar_dense", mode.scalar, "CUDA")
+    _libraries.append(library)
 
 
 def _on_host(mode: VirtualMode, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from forerun.core.program.types import Category, Phase
 from forerun.sources.trace import marks
 from forerun.sources.trace.inside.imports import Imported
+from forerun.sources.trace.inside.module_tree import buffers_in, parameters_in
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.sparse import dense_parts
 from forerun.sources.trace.inside.stages import FIRST_FORWARD, Stages
 from forerun.sources.trace.inside.unseen import in_place_of
 from forerun.sources.trace.purpose import data_parallel, distinct_ranks
@@ -82,11 +84,11 @@ class Steps:
         if self._first is not None or self._updated or not self.modules.backward_seen:
             return
         if torch._C._current_graph_task_id() == -1:
-            storages = {t.untyped_storage()._cdata for t in tensors}
+            storages = {part.untyped_storage()._cdata for t in tensors for part in _parts(t)}
             self._updated = any(
                 parameter.untyped_storage()._cdata in storages
                 for root in self.modules.roots
-                for parameter in root.parameters()
+                for parameter in parameters_in(root)
             )
 
     def _before(self, optimizer: Any) -> None:
@@ -121,7 +123,7 @@ class Steps:
 
     def _finish(self) -> Recording:
         for root in self.modules.roots:
-            for tensor in (*root.parameters(), *root.buffers()):
+            for tensor in (*parameters_in(root), *buffers_in(root)):
                 self._category(tensor, Category.PARAMETER)
         work = self.recorder.workload
         if work.evaluates:
@@ -158,9 +160,9 @@ class Steps:
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:
-    """Returns the plain tensors that a DTensor or another wrapper of tensors consists of."""
+    """Returns the plain tensors that a DTensor, another wrapper of tensors or a sparse tensor consists of."""
     if not is_traceable_wrapper_subclass(tensor):
-        return [tensor]
+        return dense_parts(tensor)
     inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
     return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
 

@@ -8,6 +8,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from forerun.sources.trace.inside.module_tree import parameters_in
+
 _FIELD = 3
 """The dimensions from which on an input of real numbers is an image, a sound or a latent of each sample."""
 
@@ -47,7 +49,7 @@ class Workload:
     def _is_trained(self, module: torch.nn.Module) -> bool:
         known = self._trains.get(module)
         if known is None:
-            known = self._trains[module] = any(one.requires_grad for one in module.parameters())
+            known = self._trains[module] = any(one.requires_grad for one in parameters_in(module))
         return known
 
     @property

@@ -14,14 +14,21 @@ from forerun.common.errors import ForerunError
 from forerun.sources.trace import opaque
 from forerun.sources.trace.inside import effects, older_checkpoints, patches
 from forerun.sources.trace.inside.compiled import install as compile
-from forerun.sources.trace.inside.device import cuda_module, device_kernels, flash_attention, kernel_hub, storages
+from forerun.sources.trace.inside.device import (
+    cuda_module,
+    device_kernels,
+    flash_attention,
+    kernel_hub,
+    storages,
+    tensor_types,
+)
 from forerun.sources.trace.inside.device.attention_choice import install as install_attention
 from forerun.sources.trace.inside.device.machine import VirtualCuda
 from forerun.sources.trace.inside.device.virtual_device import device as device_named
 from forerun.sources.trace.inside.kernels import cuda_kernels, extensions, shapes, triton_kernels
 from forerun.sources.trace.inside.kernels.opaque_calls import Launches
 from forerun.sources.trace.inside.missing import reason
-from forerun.sources.trace.inside.mode import VirtualMode
+from forerun.sources.trace.inside.mode import VirtualMode, operation_of
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.ranks import ddp, process_group, redistribution
 from forerun.sources.trace.inside.recorder import Event, Recorder
@@ -63,6 +70,7 @@ class World:
         device = device_named(job.device)
         self.recorder.memory.most_bytes = MOST_DEVICES * device.total_memory
         cuda_module.install(self.machine, self.recorder, device)
+        tensor_types.install()
         device_kernels.install()
         shapes.install()
         install_attention(device.capability)
@@ -154,7 +162,7 @@ class World:
             own.append(f"{error.filename}:{error.lineno}")
         line = known or (own[-1] if own else "")
         text = "".join(traceback.format_exception(error))
-        return Failure(message, self.mode.last_operation(), line, text)
+        return Failure(message, operation_of(error), line, text)
 
 
 def leave(code: int) -> None:
