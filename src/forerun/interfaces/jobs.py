@@ -10,8 +10,7 @@ from typing import Any
 from forerun.answers.jobs.comparison import compare
 from forerun.answers.jobs.description import JobsRequest, check_names, read_cluster
 from forerun.answers.jobs.outcome import PolicyOutcome
-from forerun.answers.jobs.share_policies import shares
-from forerun.answers.jobs.unlike_description import UnlikeRequest
+from forerun.answers.jobs.unlike_description import UnlikeRequest, check_policies
 from forerun.common.shown import Picture, Shown
 from forerun.interfaces.report.in_notebook import document_html, shown_picture
 from forerun.interfaces.report.job_schedules import (
@@ -40,8 +39,7 @@ class Jobs:
         if chosen and isinstance(request, JobsRequest):
             check_names(chosen, request.placement)
         elif chosen:
-            for name in chosen:
-                shares(name)
+            check_policies(chosen)
         if chosen:
             request = replace(request, policies=chosen)
         return Schedules(request, tuple(compare(request)))

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forerun.answers.jobs.choosing import NONE, Offers, best_options
 from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.description import cluster_of
-from forerun.answers.jobs.elastic import ELASTIC, best_sizes, efficiency, step_s
+from forerun.answers.jobs.elastic import ELASTIC, efficiency, step_s
 from forerun.answers.jobs.elastic_rounds import ROUND_S, share_out
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.job import Job, Scaling, Traffic
@@ -37,6 +38,10 @@ jobs_of = st.lists(
 )
 
 
+def _speed(scaling, gpus):
+    return scaling.speeds[scaling.sizes.index(gpus)]
+
+
 def test_goodput_is_what_pollux_defines():
     assert efficiency(128, 128, 1000) == 1.0
     assert efficiency(1000, 100, 900) == pytest.approx(1000 / 1900)
@@ -50,17 +55,17 @@ def test_goodput_is_what_pollux_defines():
     st.integers(1, 12),
 )
 def test_no_sizes_are_better_by_more_than_one_step(values, total):
-    choices = [[(0, 0.0), *((2**i, worth) for i, worth in enumerate(each))] for each in values]
-    worths = [dict(each) for each in choices]
-    found = best_sizes(choices, total)
-    assert sum(found) <= total
+    begin = np.cumsum([0, *map(len, values)])
+    gpus = np.array([2**i for each in values for i in range(len(each))])
+    worth = np.array([one for each in values for one in each])
+    found = best_options(Offers(begin, np.zeros_like(gpus), gpus, worth), 0.0, np.array([total]))
+    assert gpus[found[found != NONE]].sum() <= total
+    own = [[(0, 0.0), *zip(gpus[i:j], worth[i:j], strict=True)] for i, j in itertools.pairwise(begin)]
     best = max(
-        sum(worth[size] for worth, size in zip(worths, sizes, strict=True))
-        for sizes in itertools.product(*worths)
-        if sum(sizes) <= total
+        sum(one[1] for one in chosen) for chosen in itertools.product(*own) if sum(one[0] for one in chosen) <= total
     )
-    reached = sum(worth[size] for worth, size in zip(worths, found, strict=True))
-    assert best - max(max(worth.values()) for worth in worths) <= reached + 1e-9 <= best + 2e-9
+    reached = worth[found[found != NONE]].sum()
+    assert best - max(max(each) for each in values) <= reached + 1e-9 <= best + 2e-9
 
 
 @pytest.mark.parametrize("policy", list(ELASTIC))
@@ -74,7 +79,7 @@ def test_every_job_gets_its_work_done_on_gpus_that_exist(policy, jobs, restart_s
         scaling = one.job.scaling or Scaling((one.job.gpus,), (1.0,))
         restarts, work_s = 0, 0.0
         for i, (begin_s, end_s, gpus) in enumerate(one.periods):
-            work_s += scaling.speed(gpus) * max(0.0, end_s - begin_s - (restart_s if i else 0.0))
+            work_s += _speed(scaling, gpus) * max(0.0, end_s - begin_s - (restart_s if i else 0.0))
             restarts += bool(i)
         assert work_s == pytest.approx(one.job.duration_s, rel=1e-6, abs=1e-6)
         assert one.start_s >= one.job.submit_s
@@ -170,7 +175,7 @@ def test_elastic_jobs_go_on_from_their_checkpoints_where_nodes_fail(policy, jobs
     for one in done:
         scaling = one.job.scaling or Scaling((one.job.gpus,), (1.0,))
         work_s = sum(
-            scaling.speed(gpus) * max(0.0, end_s - begin_s - (restart_s if i else 0.0))
+            _speed(scaling, gpus) * max(0.0, end_s - begin_s - (restart_s if i else 0.0))
             for i, (begin_s, end_s, gpus) in enumerate(one.periods)
         )
         lost_s = work_s - one.job.duration_s
@@ -205,6 +210,7 @@ def test_a_plan_on_every_size_has_a_step_of_its_own():
     plan = {"model": "gpt2-small", "cluster": "h100-sxm", "steps": 100, "global_batch": 64, "fields": {"seq_len": 512}}
     data = {"nodes": 4, "jobs": [{"name": "a", "gpus": 8, "plan": plan, "elastic": {"sizes": [16]}}]}
     scaling = cluster_of(data, "x").jobs[0].scaling
-    small, large = scaling.traffic(8), scaling.traffic(16)
+    small, large = scaling.steps
+    assert scaling.sizes == (8, 16)
     assert (small.exchanges[0].size, large.exchanges[0].size) == (8, 16)
-    assert scaling.traffic(16).network_s > 0
+    assert large.network_s > 0

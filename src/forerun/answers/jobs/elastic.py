@@ -7,24 +7,19 @@ GPUs busy, but the model learns less from each of its examples.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
-from typing import TypeAlias
+from functools import cached_property
+from typing import ClassVar
 
+import numpy as np
+
+from forerun.answers.jobs.choosing import NONE, Offers, best_options
+from forerun.answers.jobs.interior_point import Vector
 from forerun.answers.jobs.job import Scaling
 from forerun.common.errors import UnknownName
+from forerun.core.program.types import I64
 
-Choices: TypeAlias = Sequence[tuple[int, float]]
-"""(GPUs, how good it is to have them) of one job, GPUs ascending"""
-Curve: TypeAlias = tuple[Choices, Choices]
-"""choices, and those of them on their concave hull from none to the best one"""
-_SIA_POWER = -0.5
-_SIA_WITHOUT = -1.1
-"""the value of no GPUs to Sia, if the smallest number of GPUs has the value -1"""
-_MUCH = 1e9
-"""how bad no GPUs are under a policy that gives all jobs some as long as there are any"""
 _LEAST_FACTOR = 1e-3
 
 
@@ -43,174 +38,135 @@ def step_s(batch: float, gpus: int, example_s: float, sync_s: float, overlap: fl
     return float((compute_s**overlap + sync_s**overlap) ** (1.0 / overlap))
 
 
-@dataclass(frozen=True, slots=True)
+class Options:
+    """What jobs can run on, in columns: the options of scaling i are those from first[i] to first[i] + count[i]."""
+
+    def __init__(self, scalings: Sequence[Scaling]) -> None:
+        self.count: I64 = np.array([len(each.sizes) for each in scalings], np.int64)
+        self.first: I64 = np.concatenate([[0], np.cumsum(self.count)[:-1]]).astype(np.int64)
+        self.gpus: I64 = np.array([size for each in scalings for size in each.sizes], np.int64)
+        self.kind: I64 = np.array([kind for each in scalings for kind in each.kind_of_sizes], np.int64)
+        self.speed: Vector = np.array([speed for each in scalings for speed in each.speeds])
+
+    @cached_property
+    def least_speed(self) -> Vector:
+        """The speed of each scaling on its fewest GPUs, of the kind on which that is the slowest."""
+        fewest = np.where(np.diff(self.kind, prepend=-1) != 0, self.speed, np.inf)
+        fewest[self.first] = self.speed[self.first]
+        return np.minimum.reduceat(fewest, self.first)
+
+
+@dataclass(frozen=True)
 class Asked:
-    """A job that has not ended, when GPUs are shared out anew."""
+    """Jobs that have not ended, when GPUs are shared out anew, in columns: one element for each job."""
 
-    scaling: Scaling
-    gpus: int
-    """that it has now; 0 while it waits"""
-    age_s: float
-    restarts: int
+    table: Options
+    scaling: I64
+    """the place of each job's scaling in the table"""
+    now: I64
+    """the option that each has, of those of its scaling, or NONE"""
+    age_s: Vector
+    restarts: I64
     restart_s: float
-    """seconds of a restart on another number of GPUs"""
+    """seconds of a restart on other GPUs"""
 
     @property
-    def is_free(self) -> bool:
-        """Returns whether it loses nothing by getting any number of GPUs that it can run on."""
-        return (
-            not self.restart_s
-            or not (self.gpus or self.restarts)
-            or (len(self.scaling.sizes) == 1 and self.gpus == self.scaling.sizes[0])
-        )
+    def kept(self) -> Vector:
+        """Returns the share of its time that is left to each job for training if it moves now, and as often as so far.
 
-    @property
-    def kept(self) -> float:
-        """Returns the share of its time that is left for training if it moves now, and as often as so far."""
-        if self.is_free:
-            return 1.0
-        kept_s = self.age_s - self.restarts * self.restart_s
-        return min(1.0, max(_LEAST_FACTOR, kept_s / (self.age_s + self.restart_s)))
-
-    def speeds(self) -> list[tuple[int, float]]:
-        """Returns the numbers of GPUs on which the job can run, and its speed on each, reduced by the cost of a
-        move.
+        A job that never ran loses nothing by its first start.
         """
-        own, kept, now = self.scaling, self.kept, self.gpus
-        if kept == 1.0:
-            return list(zip(own.sizes, own.speeds, strict=True))
-        return [
-            (size, speed if size == now else speed * kept) for size, speed in zip(own.sizes, own.speeds, strict=True)
-        ]
+        moves = ((self.now != NONE) | (self.restarts > 0)) & ((self.count > 1) | (self.now == NONE))
+        if not self.restart_s or not moves.any():
+            return np.ones(len(self.now))
+        kept_s = self.age_s - self.restarts * self.restart_s
+        kept = np.clip(kept_s / (self.age_s + self.restart_s), _LEAST_FACTOR, 1.0)
+        return np.asarray(np.where(moves, kept, 1.0))
+
+    @cached_property
+    def count(self) -> I64:
+        """The number of options of each job."""
+        return self.table.count[self.scaling]
+
+    @cached_property
+    def begin(self) -> I64:
+        """Where the options of each job begin among those of all jobs, and last their number."""
+        return np.concatenate([[0], np.cumsum(self.count)]).astype(np.int64)
+
+    @cached_property
+    def rows(self) -> I64:
+        """The places of all jobs' options in the table."""
+        return np.repeat(self.table.first[self.scaling] - self.begin[:-1], self.count) + np.arange(self.begin[-1])
+
+    @cached_property
+    def speed(self) -> Vector:
+        """The speed of all jobs' options, with what a move there costs."""
+        kept = np.repeat(self.kept, self.count)
+        stays = self.now != NONE
+        kept[self.begin[:-1][stays] + self.now[stays]] = 1.0
+        return self.table.speed[self.rows] * kept
 
 
 class Elastic(ABC):
     """Shares GPUs out among jobs, to each one of the numbers that it can run on, or none."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], tuple[Scaling, Curve]] = {}
-        """of jobs that lose nothing by a move, by the identity of their scaling, which is kept with it"""
+    without: ClassVar[float]
+    """what no GPUs are worth"""
+    any_kind: ClassVar[bool] = False
+    """whether it shares out GPUs of several kinds"""
 
     @abstractmethod
-    def usual(self, scaling: Scaling, fair: int) -> int:
-        """Returns the GPUs to which others are compared; `fair` is an equal part of the cluster."""
+    def worth(self, asked: Asked, total: int) -> Vector:
+        """Returns how good the options of all jobs are on a cluster of `total` GPUs; the sum over jobs is maximised."""
 
-    @abstractmethod
-    def choices(self, job: Asked, usual: int) -> Choices:
-        """Returns the value of each number of GPUs for a job, relative to the usual number."""
+    def share(self, asked: Asked, free: Sequence[int]) -> I64:
+        """Returns the option of each job, of those of its scaling, or NONE; where not all can run, the first do.
 
-    def share(self, jobs: Sequence[Asked], total: int) -> list[int]:
-        """Returns the GPUs of each job; those that come first go first where not all can run."""
-        fair = max(1, total // max(1, len(jobs)))
-        return _best([self._curve(job, self.usual(job.scaling, fair)) for job in jobs], total)
-
-    def _curve(self, job: Asked, usual: int) -> Curve:
-        if not job.is_free:
-            return _with_hull(self.choices(job, usual))
-        key = (id(job.scaling), usual)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = job.scaling, _with_hull(self.choices(job, usual))
-        return found[1]
+        `free` are the GPUs of each kind.
+        """
+        if not len(asked.now):
+            return asked.now
+        table, rows = asked.table, asked.rows
+        offers = Offers(asked.begin, table.kind[rows], table.gpus[rows], self.worth(asked, sum(free)))
+        chosen = best_options(offers, self.without, np.array(free, np.int64))
+        return np.where(chosen == NONE, NONE, chosen - asked.begin[:-1])
 
 
 class Pollux(Elastic):
-    """Makes the harmonic mean of all jobs' speedups over an equal part of the cluster the largest (Pollux, OSDI'21)."""
+    """Makes the harmonic mean of all jobs' speedups over an equal part of the cluster the largest (Pollux, OSDI'21).
 
-    def usual(self, scaling: Scaling, fair: int) -> int:
-        """Returns the most GPUs of an equal part."""
-        return scaling.sizes[max(0, bisect_right(scaling.sizes, fair) - 1)]
+    All jobs get some GPUs as long as there are any.
+    """
 
-    def choices(self, job: Asked, usual: int) -> Choices:
-        """Returns minus the reciprocal of each speedup."""
-        before = job.scaling.speed(usual)
-        return [(0, -_MUCH), *((size, -before / speed) for size, speed in job.speeds())]
+    without = -1e9
+
+    def worth(self, asked: Asked, total: int) -> Vector:
+        """Returns minus the reciprocal of the speedup over the most GPUs of an equal part."""
+        fair = max(1, total // len(asked.now))
+        fewer = np.add.reduceat(asked.table.gpus[asked.rows] <= fair, asked.begin[:-1], dtype=np.int64)
+        usual = asked.table.speed[asked.table.first[asked.scaling] + np.maximum(fewer - 1, 0)]
+        return -np.repeat(usual, asked.count) / asked.speed
 
 
 class Sia(Elastic):
-    """Makes the sum of goodputs, each over that on the job's fewest GPUs and to the power -0.5, the best.
+    """Makes the sum of goodputs the best, each over that on the job's fewest GPUs and to the power -0.5.
 
-    Sia (SOSP'23) does so with its fairness of -0.5 and 1.1 for no GPUs, on GPUs of one kind here.
+    Sia (SOSP'23) does so with its fairness of -0.5 and 1.1 for no GPUs. On unlike GPUs a job's slowest kind counts.
     """
 
-    def usual(self, scaling: Scaling, fair: int) -> int:
-        """Returns the fewest GPUs."""
-        return scaling.sizes[0]
+    without = -1.1
+    any_kind = True
 
-    def choices(self, job: Asked, usual: int) -> Choices:
+    def worth(self, asked: Asked, total: int) -> Vector:
         """Returns minus that power of each goodput."""
-        least = job.scaling.speed(usual)
-        return [(0, _SIA_WITHOUT), *((size, -((speed / least) ** _SIA_POWER)) for size, speed in job.speeds())]
-
-
-def best_sizes(jobs: Sequence[Choices], total: int) -> list[int]:
-    """Returns the GPUs of each job, at most `total` in all, with nearly the largest sum of values.
-
-    It takes steps on the concave hulls of all jobs in the order of their gain per GPU, as long as they fit. The best
-    choice gains at most one step more.
-    """
-    return _best([_with_hull(each) for each in jobs], total)
-
-
-def _with_hull(choices: Choices) -> Curve:
-    return choices, _hull(choices)
-
-
-def _best(jobs: Sequence[Curve], total: int) -> list[int]:
-    hulls = [hull for _, hull in jobs]
-    size = [hull[0][0] for hull in hulls]
-    left = total - sum(size)
-    steps = [_step(hull, i, 0) for i, hull in enumerate(hulls) if len(hull) > 1]
-    heapify(steps)
-    while steps and left:
-        _, i, at = heappop(steps)
-        more = hulls[i][at + 1][0] - size[i]
-        if more > left:
-            better = [one for one in jobs[i][0] if size[i] < one[0] <= size[i] + left]
-            if better and max(worth for _, worth in better) > hulls[i][at][1]:
-                found = max(better, key=lambda one: one[1])[0]
-                left -= found - size[i]
-                size[i] = found
-            continue
-        size[i] += more
-        left -= more
-        if at + 2 < len(hulls[i]):
-            heappush(steps, _step(hulls[i], i, at + 1))
-    return size
-
-
-def _step(hull: Choices, job: int, at: int) -> tuple[float, int, int]:
-    (gpus, worth), (more, better) = hull[at], hull[at + 1]
-    return ((worth - better) / (more - gpus), job, at)
-
-
-def _hull(choices: Choices) -> list[tuple[int, float]]:
-    """Returns the choices that are on the concave hull from the first to the best one."""
-    choice = iter(choices)
-    size, worth = next(choice)
-    kept = [(size, worth)]
-    slopes: list[float] = []
-    """from each choice to the next one"""
-    for more, better in choice:
-        if better <= worth:
-            continue
-        slope = (better - worth) / (more - size)
-        while slopes:
-            size, worth = kept[-2]
-            further = (better - worth) / (more - size)
-            if slopes[-1] > further:
-                break
-            kept.pop()
-            slopes.pop()
-            slope = further
-        kept.append((more, better))
-        slopes.append(slope)
-        size, worth = more, better
-    return kept
+        least = asked.table.least_speed[asked.scaling]
+        return -1.0 / np.sqrt(asked.speed / np.repeat(least, asked.count))
 
 
 ELASTIC: Mapping[str, Callable[[], Elastic]] = {"pollux": Pollux, "sia": Sia}
 """name -> policy that chooses how many GPUs each job has"""
+ELASTIC_OF_KINDS = [name for name, policy in ELASTIC.items() if policy().any_kind]
+"""those that also choose the kind"""
 
 
 def elastic_policy(name: str) -> Elastic:

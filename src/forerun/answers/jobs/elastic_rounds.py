@@ -9,7 +9,10 @@ import heapq
 from collections.abc import Sequence
 from math import ceil, inf
 
-from forerun.answers.jobs.elastic import Asked, elastic_policy
+import numpy as np
+
+from forerun.answers.jobs.choosing import NONE
+from forerun.answers.jobs.elastic import Asked, Options, elastic_policy
 from forerun.answers.jobs.failures import FailingNodes
 from forerun.answers.jobs.job import Job, Placement, Scaling, Scheduled, Traffic
 from forerun.answers.jobs.nearest import Nearest
@@ -27,7 +30,8 @@ class _Elastic:
     def __init__(self, job: Job, number: int) -> None:
         self.job, self.number = job, number
         self.scaling = job.scaling or Scaling((job.gpus,), (1.0,), (job.traffic,))
-        self.left_s, self.gpus, self.speed, self.pace = job.duration_s, 0, 0.0, 1.0
+        self.left_s, self.speed, self.pace = job.duration_s, 0.0, 1.0
+        self.option, self.gpus, self.kind = NONE, 0, 0
         self.seen_s = self.goes_s = self.since_s = 0.0
         self.end_s = inf
         self.restarts = self.stops = self.failures = 0
@@ -40,7 +44,7 @@ class _Elastic:
         """Returns its step on the GPUs that it has; rings through all of them where nothing else is known."""
         if not self.gpus:
             return None
-        return self.scaling.traffic(self.gpus) if self.scaling.steps else self.job.traffic
+        return self.scaling.steps[self.option] if self.scaling.steps else self.job.traffic
 
     def progress(self, now_s: float) -> None:
         """Updates the work that is left at `now_s`."""
@@ -52,60 +56,82 @@ class _Elastic:
         self.pace = pace
         self.end_s = max(self.seen_s, self.goes_s) + self.left_s / (pace * self.speed) if self.gpus else inf
 
-    def move(self, gpus: int, now_s: float, restart_s: float) -> None:
-        """Goes on with another number of GPUs, or on others."""
+    def move(self, option: int, now_s: float, restart_s: float) -> None:
+        """Goes on with another option of its scaling, or stops with NONE."""
         self.progress(now_s)
         if self.gpus:
             self.ran.append((self.since_s, now_s, self.gpus))
-        if gpus and (self.ran or self.gpus):
+        if option != NONE and (self.ran or self.gpus):
             self.restarts += 1
             self.goes_s = now_s + restart_s
-        self.stops += bool(self.gpus) and not gpus
-        self.gpus, self.since_s = gpus, now_s
-        self.speed = self.scaling.speed(gpus) if gpus else 0.0
+        self.stops += bool(self.gpus) and option == NONE
+        self.option, self.since_s = option, now_s
+        self.gpus, self.speed, self.kind = 0, 0.0, 0
+        if option != NONE:
+            own = self.scaling
+            self.gpus, self.speed, self.kind = own.sizes[option], own.speeds[option], own.kind_of_sizes[option]
         self.go_at(1.0)
 
     def fail(self, kept_s: float, now_s: float) -> None:
         """Stops because a node failed, with so much of its work left behind it."""
-        self.move(0, now_s, 0.0)
+        self.move(NONE, now_s, 0.0)
         self.left_s = self.job.duration_s - kept_s
         self.stops -= 1
         self.failures += 1
 
 
 def share_out(jobs: Sequence[Job], shape: Shape, policy_name: str, terms: Terms = USUAL) -> list[Scheduled]:
-    """Returns the outcome of every job, in the order of their ends.
+    """Returns what becomes of every job on equal GPUs, as `share_out_kinds` does."""
+    return share_out_kinds(jobs, (shape,), policy_name, terms)
+
+
+def share_out_kinds(
+    jobs: Sequence[Job], shapes: Sequence[Shape], policy_name: str, terms: Terms = USUAL
+) -> list[Scheduled]:
+    """Returns what becomes of every job, in the order in which they end.
 
     GPUs are shared out at the first round after jobs came or ended, or nodes failed or came back. A job without
-    `scaling` runs on its own number.
+    `scaling` runs on its own number of the first kind.
+
+    Args:
+        shapes: the nodes of each kind of GPU.
 
     Raises:
         UnknownName: there is no such policy.
         ForerunError: the smallest number of GPUs of a job is more than the cluster has.
     """
-    return _Rounds(jobs, shape, policy_name, terms).run()
+    return _Rounds(jobs, shapes, policy_name, terms).run()
 
 
 class _Rounds:
-    def __init__(self, jobs: Sequence[Job], shape: Shape, policy_name: str, terms: Terms) -> None:
+    def __init__(self, jobs: Sequence[Job], shapes: Sequence[Shape], policy_name: str, terms: Terms) -> None:
         self.rule = elastic_policy(policy_name)
         ordered = sorted(jobs, key=lambda job: job.submit_s)
         self.arriving = [_Elastic(job, number) for number, job in enumerate(ordered)][::-1]
-        alike: dict[Scaling, Scaling] = {}
+        alike: dict[Scaling, int] = {}
+        self.scaling = np.array([alike.setdefault(each.scaling, len(alike)) for each in self.arriving[::-1]], np.int64)
+        self.table = Options(list(alike))
         for each in self.arriving:
-            each.scaling = alike.setdefault(each.scaling, each.scaling)
-        for each in self.arriving:
-            if each.scaling.sizes[0] > shape.total:
-                raise ForerunError(f"job {each.job.name}: {each.scaling.sizes[0]:,} GPUs are more than {shape.total:,}")
-        self.shape, self.terms = shape, terms
-        self.placer = Nearest(shape) if terms.failures is not None or terms.network is not None else None
+            sizes = zip(each.scaling.kind_of_sizes, each.scaling.sizes, strict=True)
+            if all(gpus > shapes[kind].total for kind, gpus in sizes):
+                raise ForerunError(
+                    f"job {each.job.name}: {min(each.scaling.sizes):,} GPUs are more than"
+                    f" {max(shape.total for shape in shapes):,}"
+                )
+        self.submit_s = np.array([job.submit_s for job in ordered])
+        self.now, self.restarts = np.full(len(ordered), NONE), np.zeros(len(ordered), np.int64)
+        """of each job: the option that it has, and its restarts"""
+        self.shapes, self.terms = shapes, terms
+        on_nodes = terms.failures is not None or terms.network is not None
+        self.placers = [Nearest(shape) for shape in shapes] if on_nodes else []
         self.own: dict[int, _Elastic] = {}
         self.ends: list[tuple[float, int]] = []
         """(time, number) of jobs, as a heap; those with another `end_s` by now are out of date"""
         self.ended: list[Scheduled] = []
         self.now_s, self.round_s = 0.0, inf
-        nodes = shape.switches * shape.nodes
-        self.nodes = FailingNodes(terms.failures, nodes)
+        self.of_node = [(i, node) for i, shape in enumerate(shapes) for node in range(shape.switches * shape.nodes)]
+        """the kind of each node, and its number among those of the kind"""
+        self.nodes = FailingNodes(terms.failures, len(self.of_node))
 
     def run(self) -> list[Scheduled]:
         """Walks through all events."""
@@ -154,58 +180,72 @@ class _Rounds:
 
     def _repair_and_fail(self) -> bool:
         """Brings repaired nodes back and takes failed ones away; returns whether there were any."""
-        failures, placer, per_node = self.terms.failures, self.placer, self.shape.gpus
-        if failures is None or placer is None:
+        failures = self.terms.failures
+        if failures is None:
             return False
         repaired = self.nodes.repaired(self.now_s)
-        for node in repaired:
-            placer.release(((node, per_node),), per_node)
+        for kind, node in (self.of_node[number] for number in repaired):
+            per_node = self.shapes[kind].gpus
+            self.placers[kind].release(((node, per_node),), per_node)
         changed = bool(repaired)
         while (failed := self.nodes.fail(self.now_s)) is not None:
-            node = failed[1]
-            for job in [each for each in self.own.values() if any(node == on for on, _ in each.place)]:
+            kind, node = self.of_node[failed[1]]
+            for job in [each for each in self.own.values() if each.kind == kind and _is_on(each, node)]:
                 job.progress(self.now_s)
                 self._release(job)
                 job.fail(failures.kept_s(job.job.duration_s - job.left_s), self.now_s)
-            placer.take(((node, per_node),), per_node)
+                self.now[job.number] = NONE
+            per_node = self.shapes[kind].gpus
+            self.placers[kind].take(((node, per_node),), per_node)
             changed = True
         return changed
 
+    def _there(self) -> list[int]:
+        """Returns the GPUs of each kind that are not under repair."""
+        away = [self.of_node[number][0] for number in self.nodes.away]
+        return [shape.total - away.count(kind) * shape.gpus for kind, shape in enumerate(self.shapes)]
+
     def _share(self) -> None:
         """Shares the GPUs out that are there."""
-        restart_s, there = self.terms.resume_s, self.shape.total - len(self.nodes.away) * self.shape.gpus
-        asked = [
-            Asked(job.scaling, job.gpus, self.now_s - job.job.submit_s, job.restarts, restart_s)
-            for job in self.own.values()
-        ]
-        given = self.rule.share(asked, there)
-        moved = [(job, gpus) for job, gpus in zip(self.own.values(), given, strict=True) if gpus != job.gpus]
+        restart_s, own = self.terms.resume_s, np.array(list(self.own), np.int64)
+        age_s = self.now_s - self.submit_s[own]
+        asked = Asked(self.table, self.scaling[own], self.now[own], age_s, self.restarts[own], restart_s)
+        given = self.rule.share(asked, self._there())
+        moves = np.flatnonzero(given != self.now[own]).tolist()
+        moved = [(self.own[int(own[i])], int(given[i])) for i in moves]
         for job, _ in moved:
             self._release(job)
-        for job, gpus in sorted(moved, key=lambda each: -each[1]):
-            job.move(gpus, self.now_s, restart_s)
-            if self.placer is not None and gpus:
-                job.place = self.placer.place(gpus) or ()
-                job.on_rails = self.placer.on_rails(job.place)
+        for job, option in moved:
+            job.move(option, self.now_s, restart_s)
+            self.now[job.number], self.restarts[job.number] = option, job.restarts
             self._expect(job)
+        for job, _ in sorted(moved, key=lambda each: -each[0].gpus) if self.placers else ():
+            if job.gpus:
+                job.place = self.placers[job.kind].place(job.gpus) or ()
+                job.on_rails = self.placers[job.kind].on_rails(job.place)
 
     def _release(self, job: _Elastic) -> None:
-        if self.placer is not None and job.place:
-            self.placer.release(job.place, job.gpus)
+        if job.place:
+            self.placers[job.kind].release(job.place, job.gpus)
         job.place = ()
 
     def _set_paces(self) -> None:
         """Lets each job go on as fast as the others on its links leave it."""
         if self.terms.network is None:
             return
-        jobs = list(self.own.values())
-        paces = self.terms.network.paces(jobs, self.shape)
-        for job in jobs:
-            pace = paces.get(job.number, 1.0)
-            if pace != job.pace:
-                job.progress(self.now_s)
-                job.go_at(pace)
-                self._expect(job)
+        for kind, shape in enumerate(self.shapes):
+            jobs = [job for job in self.own.values() if job.kind == kind]
+            paces = self.terms.network.paces(jobs, shape)
+            for job in jobs:
+                pace = paces.get(job.number, 1.0)
+                if pace != job.pace:
+                    job.progress(self.now_s)
+                    job.go_at(pace)
+                    self._expect(job)
+
+
+def _is_on(job: _Elastic, node: int) -> bool:
+    return any(node == own for own, _ in job.place)
 
 
 def _scheduled(job: _Elastic, now_s: float) -> Scheduled:

@@ -48,22 +48,21 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Tells how fast a job goes on other numbers of GPUs than its own."""
+    """Tells how fast a job goes on other GPUs than those that it asks for. Each element of a tuple is an option."""
 
     sizes: tuple[int, ...]
-    """numbers of GPUs that it can run on, ascending"""
+    """numbers of GPUs that it can run on, ascending on each kind"""
     speeds: tuple[float, ...]
     """progress on each, over that on the GPUs that the job asks for"""
     steps: tuple[Traffic | None, ...] = ()
     """its step on each, where other jobs on the same links slow it"""
+    kinds: tuple[int, ...] = ()
+    """the kind of GPU of each, ascending; empty: all GPUs are equal"""
 
-    def speed(self, gpus: int) -> float:
-        """Returns the speed on one of the sizes."""
-        return self.speeds[self.sizes.index(gpus)]
-
-    def traffic(self, gpus: int) -> Traffic | None:
-        """Returns its step on one of the sizes; None if it is not known."""
-        return self.steps[self.sizes.index(gpus)] if self.steps else None
+    @property
+    def kind_of_sizes(self) -> tuple[int, ...]:
+        """Returns the kind of GPU of each option."""
+        return self.kinds or (0,) * len(self.sizes)
 
     @property
     def least_gpus(self) -> float:

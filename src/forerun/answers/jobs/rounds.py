@@ -17,7 +17,7 @@ import numpy as np
 
 from forerun.answers.jobs.failures import NodeFailures
 from forerun.answers.jobs.interior_point import Vector
-from forerun.answers.jobs.job import Job, Placement, Scheduled, Traffic
+from forerun.answers.jobs.job import Placement, Scheduled, Traffic
 from forerun.answers.jobs.placement import Placer
 from forerun.answers.jobs.share_policies import shares
 from forerun.answers.jobs.shares import Demand
@@ -44,6 +44,8 @@ class _Turn:
     place: Placement
     on_rails: bool
     """whether it has the same GPUs of each of its nodes"""
+    resumes_s: float = 0.0
+    """seconds at its beginning in which it makes no steps"""
     steps: tuple[int, ...] = ()
     end_s: float = 0.0
     failed: bool = False
@@ -58,8 +60,10 @@ class _Turn:
         """Notes how many steps each job makes at a pace, over that alone, and when the slowest has made them."""
         self.rates = tuple(rate * pace for rate in self.rates)
         own = list(zip(self.jobs, self.rates, strict=True))
-        self.steps = tuple(min(max(1, int(rate * ROUND_S)), job.left) for job, rate in own)
-        self.end_s = max(now_s + steps / rate for steps, rate in zip(self.steps, self.rates, strict=True))
+        self.steps = tuple(min(max(1, int(rate * (ROUND_S - self.resumes_s))), job.left) for job, rate in own)
+        self.end_s = max(
+            now_s + self.resumes_s + steps / rate for steps, rate in zip(self.steps, self.rates, strict=True)
+        )
 
 
 class _Running:
@@ -67,7 +71,7 @@ class _Running:
 
     def __init__(self, job: SteppedJob, number: int) -> None:
         self.job, self.number = job, number
-        self.left = job.steps
+        self.left, self.kind = job.steps, -1
         self.ran: list[tuple[float, float, float]] = []
         """(begin, end, GPUs) of each time that it ran; a job of a pair has half of the GPUs"""
         self.failures, self.trained_s, self.saved = 0, 0.0, job.steps
@@ -95,6 +99,7 @@ def in_rounds(
     policy_name: str,
     how: NodesOfKinds = COUNTED,
     beside: Beside | None = None,
+    resume_s: float = 0.0,
 ) -> list[Scheduled]:
     """Returns the outcome of every job, in the order of their ends.
 
@@ -111,16 +116,22 @@ def in_rounds(
     for job in jobs:
         if not any(rate > 0 and nodes.could_ever(kind, job.gpus) for kind, rate in enumerate(job.rates)):
             raise ForerunError(f"job {job.name}: no kind of GPU that it runs on has {job.gpus:,}")
-    return _Rounds(jobs, workers, policy_name, nodes, beside or {}).run()
+    return _Rounds(jobs, workers, policy_name, nodes, beside or {}, resume_s).run()
 
 
 class _Rounds:
     def __init__(
-        self, jobs: Sequence[SteppedJob], workers: Sequence[int], policy_name: str, nodes: Nodes, beside: Beside
+        self,
+        jobs: Sequence[SteppedJob],
+        workers: Sequence[int],
+        policy_name: str,
+        nodes: Nodes,
+        beside: Beside,
+        resume_s: float,
     ) -> None:
         ordered = sorted(jobs, key=lambda job: job.submit_s)
         self.arriving = [_Running(job, number) for number, job in enumerate(ordered)][::-1]
-        self.workers, self.policy, self.nodes = workers, shares(policy_name), nodes
+        self.workers, self.policy, self.nodes, self.resume_s = workers, shares(policy_name), nodes, resume_s
         self.random = Random(_SEED)
         self.jobs: dict[int, _Running] = {}
         self.units = Units(len(workers))
@@ -175,6 +186,7 @@ class _Rounds:
                     if failures is not None:
                         job.trained(turn.end_s - self.now_s, rate, failures)
                     job.left -= steps
+                job.kind = turn.kind
                 if turn.end_s > self.now_s:
                     job.ran.append((self.now_s, turn.end_s, job.job.gpus / len(turn.jobs)))
                 if job.left <= 0:
@@ -186,13 +198,13 @@ class _Rounds:
         self.units.remove(job.number)
         self.changed = True
         own = job.job
-        best_s = own.steps / max(own.rates)
-        plain = Job(own.name, own.gpus, own.submit_s, best_s, own.group)
         periods = _joined(job.ran)
         ran, held = tuple((begin_s, end) for begin_s, end, _ in periods), tuple(gpus for *_, gpus in periods)
         stops = sum(end != begin for (_, end), (begin, _) in pairwise(ran)) - job.failures
         whole = all(gpus == own.gpus for gpus in held)
-        self.ended.append(Scheduled(plain, ran[0][0], end_s, max(0, stops), ran, job.failures, () if whole else held))
+        self.ended.append(
+            Scheduled(own.at_its_fastest, ran[0][0], end_s, max(0, stops), ran, job.failures, () if whole else held)
+        )
 
     def _start(self) -> list[_Turn]:
         """Returns the jobs of the next round."""
@@ -226,7 +238,9 @@ class _Rounds:
                 continue
             taken.update(unit)
             if self.units.has_share(unit):  # as in Gavel, a new job has its place, and runs once it has a share
-                turn = _Turn(unit[0], jobs, kind, rates, place, room.on_rails(place))
+                stopped = [job for job in jobs if job.ran and (job.ran[-1][1], job.kind) != (self.now_s, kind)]
+                resumes_s = self.resume_s if stopped else 0.0
+                turn = _Turn(unit[0], jobs, kind, rates, place, room.on_rails(place), resumes_s)
                 turn.go_at(1.0, self.now_s)
                 chosen.append(turn)
 

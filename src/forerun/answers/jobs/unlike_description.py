@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,15 +13,24 @@ from pydantic import Field
 from forerun.answers.analysis.predict import predict
 from forerun.answers.analysis.prediction import Prediction
 from forerun.answers.jobs.contention import SharedNetwork
-from forerun.answers.jobs.elastic_description import traffic_of
+from forerun.answers.jobs.elastic import ELASTIC_OF_KINDS
+from forerun.answers.jobs.elastic_description import (
+    ElasticEntry,
+    PlannedEntry,
+    PlannedSteps,
+    scaling_of,
+    traffic_of,
+)
+from forerun.answers.jobs.elastic_rounds import share_out_kinds
 from forerun.answers.jobs.entries import Count, FailuresEntry, Moment, NotNegative, PlanEntry, Positive
 from forerun.answers.jobs.interior_point import Vector
-from forerun.answers.jobs.job import Scheduled, Traffic
+from forerun.answers.jobs.job import Scaling, Scheduled, Traffic
 from forerun.answers.jobs.rounds import in_rounds
-from forerun.answers.jobs.share_policies import shares
+from forerun.answers.jobs.share_policies import SHARES
+from forerun.answers.jobs.simulation import Terms
 from forerun.answers.jobs.unlike_gpus import Beside, SteppedJob, read_rates, read_stepped_jobs
 from forerun.answers.jobs.unlike_nodes import COUNT, COUNTED, NodesOfKinds
-from forerun.common.errors import ForerunError, at
+from forerun.common.errors import ForerunError, UnknownName, at
 from forerun.common.yaml_files import Entry, check
 from forerun.describe.cluster.catalog import load_cluster
 from forerun.describe.model.catalog import load_model
@@ -42,6 +52,8 @@ class SteppedEntry(Entry):
     plan: PlanEntry | None = None
     weight: Positive = 1.0
     group: str = ""
+    elastic: dict[str, ElasticEntry] = Field(default_factory=dict)
+    """how it scales on kinds of GPUs; on others it runs on `gpus` only"""
 
 
 class UnlikeNetworkEntry(Entry):
@@ -70,6 +82,7 @@ class UnlikeEntry(Entry):
     gpus_per_node: Count = 8
     nodes_per_switch: Count | None = None
     placement: str = COUNT
+    resume_s: NotNegative = 0.0
     failures: FailuresEntry | None = None
     network: UnlikeNetworkEntry | None = None
     clusters: dict[str, str] = Field(default_factory=dict)
@@ -92,6 +105,7 @@ class UnlikeRequest:
     nodes: NodesOfKinds = COUNTED
     beside: Beside = field(default_factory=dict)
     """how fast jobs are that share GPUs"""
+    resume_s: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -110,8 +124,19 @@ class UnlikeRequest:
         return "in rounds" if self.nodes.placement == COUNT else f"{self.nodes.placement}, in rounds"
 
     def schedule(self, policy: str) -> list[Scheduled]:
-        """Returns the schedule of the jobs under a policy. Raises as `in_rounds` does."""
-        return in_rounds(self.jobs, tuple(self.workers.values()), policy, self.nodes, self.beside)
+        """Returns what becomes of the jobs under a policy. Raises as `in_rounds` and `share_out_kinds` do."""
+        workers, how = tuple(self.workers.values()), self.nodes
+        if policy in ELASTIC_OF_KINDS:
+            terms = Terms(resume_s=self.resume_s, failures=how.failures, network=how.network)
+            return share_out_kinds([job.elastic for job in self.jobs], how.shapes(workers), policy, terms)
+        return in_rounds(self.jobs, workers, policy, how, self.beside, self.resume_s)
+
+
+def check_policies(names: Sequence[str]) -> None:
+    """Raises UnknownName for a policy that there is not for unlike GPUs."""
+    for name in names:
+        if name not in SHARES and name not in ELASTIC_OF_KINDS:
+            raise UnknownName("policy for unlike GPUs", name, [*SHARES, *ELASTIC_OF_KINDS])
 
 
 def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -> UnlikeRequest:
@@ -120,8 +145,7 @@ def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -
     Raises ForerunError, which names the place and the key, where it says something wrong.
     """
     entry = check(UnlikeEntry, data, place)
-    for name in entry.policies:
-        shares(name)
+    check_policies(entry.policies)
     kinds = tuple(entry.gpu_kinds)
     if (entry.trace is None) == (not entry.jobs):
         raise ForerunError(f"{place}: give either trace (a file of Gavel's) with throughputs, or jobs (a list)")
@@ -141,7 +165,7 @@ def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -
     with at(place):
         nodes.check(tuple(entry.gpu_kinds.values()), kinds)
     policies = tuple(dict.fromkeys(entry.policies))
-    return UnlikeRequest(entry.name, dict(entry.gpu_kinds), jobs, policies, nodes, beside)
+    return UnlikeRequest(entry.name, dict(entry.gpu_kinds), jobs, policies, nodes, beside, entry.resume_s)
 
 
 def _beside(pairs: list[PairEntry], jobs: tuple[SteppedJob, ...], kinds: tuple[str, ...], place: str) -> Beside:
@@ -189,9 +213,41 @@ def _job(entry: SteppedEntry, kinds: tuple[str, ...], clusters: dict[str, str], 
             raise ForerunError(f"{at_job}: steps_per_s: no GPU kind {kind}; known: {', '.join(kinds)}")
     known = tuple(rates.get(kind, 0.0) for kind in kinds)
     sends = tuple(traffic.get(kind) for kind in kinds) if any(traffic.values()) else ()
+    scalings = _scalings(entry, rates, kinds, clusters, at_job)
     return SteppedJob(
-        entry.name, entry.gpus, entry.submit_s, steps, known, entry.weight, entry.group, entry.name, sends
+        entry.name, entry.gpus, entry.submit_s, steps, known, entry.weight, entry.group, entry.name, sends, scalings
     )
+
+
+def _scalings(
+    entry: SteppedEntry, rates: dict[str, float], kinds: tuple[str, ...], clusters: dict[str, str], place: str
+) -> tuple[Scaling | None, ...]:
+    """Returns how an elastic job scales on each kind of GPU, in steps a second; empty for one that isn't elastic."""
+    found: dict[str, Scaling] = {}
+    for kind, elastic in entry.elastic.items():
+        at_kind = f"{place}: elastic: {kind}"
+        if kind not in kinds:
+            raise ForerunError(f"{place}: elastic: no GPU kind {kind}; known: {', '.join(kinds)}")
+        if entry.plan is not None:
+            planned = PlannedSteps(PlannedEntry(**entry.plan.model_dump(), cluster=clusters[kind]))
+            own = planned.scaling(elastic, entry.gpus, at_kind)
+            usual = planned.predicted(entry.gpus, entry.plan.global_batch)
+            found[kind] = _at_rate(own, 1.0 / usual.step_time_s, 0.0, (0 if usual.fits else entry.gpus))
+        elif kind not in rates:
+            raise ForerunError(f"{at_kind}: steps_per_s says nothing for {kind}, on the {entry.gpus:,} GPUs of the job")
+        else:
+            found[kind] = _at_rate(scaling_of(elastic, entry.gpus, at_kind), rates[kind], entry.network_share)
+    return tuple(found.get(kind) for kind in kinds) if found else ()
+
+
+def _at_rate(own: Scaling, rate: float, network_share: float, without: int = 0) -> Scaling:
+    """Returns a scaling whose speeds are steps a second, given those at speed 1, without one of its sizes."""
+    kept = [i for i, size in enumerate(own.sizes) if size != without]
+    rates = [own.speeds[i] * rate for i in kept]
+    steps: tuple[Traffic | None, ...] = tuple(own.steps[i] for i in kept) if own.steps else ()
+    if network_share:
+        steps = tuple(Traffic((1.0 - network_share) / each, network_share / each) for each in rates)
+    return Scaling(tuple(own.sizes[i] for i in kept), tuple(rates), steps)
 
 
 def _predicted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.answers.jobs.interior_point import Vector
-from forerun.answers.jobs.job import Traffic, check_duration
+from forerun.answers.jobs.job import Job, Scaling, Traffic, check_duration
 from forerun.common.admission import read_json, read_text
 from forerun.common.errors import ForerunError
 
@@ -42,11 +42,34 @@ class SteppedJob:
     """jobs of a type on as many GPUs are equally fast, alone and beside others"""
     traffic: tuple[Traffic | None, ...] = ()
     """its step on each kind of GPU, where other jobs on the same links slow it; empty: it sends nothing"""
+    scalings: tuple[Scaling | None, ...] = ()
+    """of each kind: the numbers of GPUs on which an elastic job can run, with steps a second; empty: `gpus` on all"""
 
     def __post_init__(self) -> None:
         for rate in self.rates:
             if rate:
                 check_duration(self.name, self.steps / rate)
+
+    @property
+    def at_its_fastest(self) -> Job:
+        """Returns it with the seconds that it takes on its own number of GPUs of the fastest kind."""
+        return Job(self.name, self.gpus, self.submit_s, self.steps / max(self.rates), self.group)
+
+    @property
+    def elastic(self) -> Job:
+        """Returns it as a job that may run on any of its kinds and numbers of GPUs."""
+        options: list[tuple[int, int, float, Traffic | None]] = []
+        for kind, rate in enumerate(self.rates):
+            own = self.scalings[kind] if self.scalings else None
+            if own is not None:
+                steps = own.steps or (None,) * len(own.sizes)
+                options += [(kind, *option) for option in zip(own.sizes, own.speeds, steps, strict=True)]
+            elif rate:
+                options.append((kind, self.gpus, rate, self.traffic[kind] if self.traffic else None))
+        kinds, sizes, rates, traffic = zip(*options, strict=True)
+        best = max(self.rates)
+        speeds = tuple(rate / best for rate in rates)
+        return replace(self.at_its_fastest, scaling=Scaling(sizes, speeds, traffic if any(traffic) else (), kinds))
 
 
 def read_stepped_jobs(path: str | Path, kinds: Sequence[str], rates: Rates) -> tuple[SteppedJob, ...]:

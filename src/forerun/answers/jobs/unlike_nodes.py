@@ -35,6 +35,10 @@ class NodesOfKinds:
         under = min(self.per_switch or nodes, nodes)
         return Shape(nodes // under, under, self.per_node)
 
+    def shapes(self, workers: Sequence[int]) -> tuple[Shape, ...]:
+        """Returns the nodes of each kind."""
+        return tuple(self.shape(max(self.per_node if self.placement != COUNT else 1, each)) for each in workers)
+
     def check(self, workers: Sequence[int], kinds: Sequence[str]) -> None:
         """Raises UnknownName for a placement, and ForerunError if nodes have to be known and are not whole."""
         placer(self.placement, Shape(1, 1, 1))
@@ -74,7 +78,7 @@ class Nodes:
 
     def __init__(self, workers: Sequence[int], how: NodesOfKinds) -> None:
         self.workers, self.how = workers, how
-        self.shapes = [how.shape(max(how.per_node if how.placement != COUNT else 1, each)) for each in workers]
+        self.shapes = how.shapes(workers)
         nodes = [number // how.per_node for number in workers]
         self._of_node = [(kind, node) for kind, number in enumerate(nodes) for node in range(number)]
         self._failing = FailingNodes(how.failures, len(self._of_node))

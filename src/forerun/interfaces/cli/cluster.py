@@ -10,12 +10,12 @@ import typer
 
 from forerun.answers.jobs.comparison import compare
 from forerun.answers.jobs.description import JobsRequest, check_names, of_trace, read_cluster
-from forerun.answers.jobs.elastic import ELASTIC
+from forerun.answers.jobs.elastic import ELASTIC, ELASTIC_OF_KINDS
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.placers import PLACERS
 from forerun.answers.jobs.policies import POLICIES
-from forerun.answers.jobs.share_policies import SHARES, shares
-from forerun.answers.jobs.unlike_description import UnlikeRequest
+from forerun.answers.jobs.share_policies import SHARES
+from forerun.answers.jobs.unlike_description import UnlikeRequest, check_policies
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.option_groups import given, grouped
 from forerun.interfaces.cli.output_option import output_option
@@ -53,7 +53,7 @@ class Nodes:
             metavar="NAME,...",
             help=(
                 f"Scheduling policies to compare: {', '.join(POLICIES)}; for elastic jobs"
-                f" {', '.join(ELASTIC)}; on unlike GPUs {', '.join(SHARES)}."
+                f" {', '.join(ELASTIC)}; on unlike GPUs {', '.join([*SHARES, *ELASTIC_OF_KINDS])}."
             ),
         ),
     ] = None
@@ -92,8 +92,7 @@ class Nodes:
         if self.policy is None:
             return request
         policies = tuple(dict.fromkeys(self.policy.split(",")))
-        for name in policies:
-            shares(name)
+        check_policies(policies)
         return replace(request, policies=policies)
 
 
