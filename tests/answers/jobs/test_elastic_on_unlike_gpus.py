@@ -157,8 +157,8 @@ def test_a_file_says_how_jobs_scale_on_each_kind():
     ("change", "message"),
     [
         ({"elastic": {"t4": {"goodput": {2: 1}}}}, "job a: elastic: no GPU kind t4; known: v100, k80"),
-        ({"elastic": {"k80": {"goodput": {4: 1}}}}, "elastic: k80: says nothing for the 2 GPUs"),
-        ({"steps_per_s": {"k80": 4.0}}, "elastic: v100: steps_per_s says nothing for v100"),
+        ({"elastic": {"k80": {"goodput": {4: 1}}}}, "elastic: k80: has no entry for the 2 GPUs"),
+        ({"steps_per_s": {"k80": 4.0}}, "elastic: v100: steps_per_s has no entry for v100"),
     ],
 )
 def test_mistakes_are_one_line(change, message):

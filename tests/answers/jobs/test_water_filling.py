@@ -6,7 +6,9 @@ from scipy.optimize import linprog
 
 from forerun.answers.jobs.packing import gaining_pairs
 from forerun.answers.jobs.share_policies import shares
-from forerun.answers.jobs.shares import Demand
+from forerun.answers.jobs.shares import Demand, Group
+from forerun.answers.jobs.unlike_description import unlike_cluster_of
+from forerun.common.errors import ForerunError
 
 
 def demand(rates, workers, **others):
@@ -118,3 +120,50 @@ def test_pairs_rise_too():
     found = policy.of(demand([[1.0]] * 3, [1], types=(0, 0, 0), beside=beside, pairs=pairs))
     assert found[3:].ravel() == pytest.approx([1 / 3] * 3, abs=1e-4)
     assert found[:3].max() < 1e-4
+
+
+BY_GROUP = "max-min-fairness-water-filling-by-group-perf"
+
+
+def test_groups_get_parts_by_their_weights_however_many_jobs_they_have():
+    asked = demand([[1.0]] * 5, [1], groups=[Group(), Group(3.0)], group_of=[0, 0, 0, 0, 1])
+    assert shares(BY_GROUP).of(asked).ravel() == pytest.approx([1 / 16] * 4 + [3 / 4], abs=1e-5)
+
+
+def test_a_saturated_job_leaves_what_is_due_to_it_to_its_own_group():
+    # Groups are due two GPUs each; job 0 is due 5/3 of them and can use one, which leaves one for job 1.
+    weights = np.array([5.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    asked = demand([[1.0]] * 6, [4], weights=weights, groups=[Group(), Group()], group_of=[0, 0, 1, 1, 1, 1])
+    assert shares(BY_GROUP).of(asked).ravel() == pytest.approx([1.0, 1.0, 0.5, 0.5, 0.5, 0.5], abs=1e-5)
+
+
+def test_a_group_in_order_gives_its_part_to_the_jobs_that_came_first():
+    asked = demand([[1.0]] * 6, [3], groups=[Group(in_order=True), Group()], group_of=[0, 0, 0, 1, 1, 1])
+    assert shares(BY_GROUP).of(asked).ravel() == pytest.approx([1.0, 0.5, 0.0, 0.5, 0.5, 0.5], abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_groups_of_one_job_each_are_plain_water_filling(seed):
+    random = np.random.default_rng(seed)
+    weights = random.choice([1.0, 2.0, 5.0], 7)
+    rates = random.uniform(1.0, 20.0, (7, 3))
+    plain = demand(rates, [2, 3, 4], gpus=random.integers(1, 4, 7).astype(float), weights=weights)
+    grouped = demand(rates, [2, 3, 4], gpus=plain.gpus, groups=[Group(each) for each in weights], group_of=range(7))
+    found = [
+        progress(plain, shares(name).of(each))
+        for name, each in (("max-min-fairness-water-filling-perf", plain), (BY_GROUP, grouped))
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_a_file_says_what_groups_are_due():
+    """Four jobs of one group and one of another share a GPU; the lone one, due three quarters, ends after 4/3 hours."""
+    jobs = [
+        {"name": str(i), "gpus": 1, "steps": 36_000, "steps_per_s": {"v100": 10}, "group": "many"} for i in range(4)
+    ]
+    jobs.append({**jobs[0], "name": "lone", "group": "one"})
+    data = {"gpu_kinds": {"v100": 1}, "jobs": jobs, "groups": {"one": {"weight": 3}}, "policies": [BY_GROUP]}
+    done = {each.job.name: each for each in unlike_cluster_of(data, "file").schedule(BY_GROUP)}
+    assert done["lone"].end_s == pytest.approx(4800, abs=720)
+    with pytest.raises(ForerunError, match="file: groups: no job is of group two; known: many, one"):
+        unlike_cluster_of({**data, "groups": {"two": {}}}, "file")

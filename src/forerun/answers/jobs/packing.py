@@ -19,7 +19,7 @@ from forerun.answers.jobs.shares import (
     Pairs,
     Shares,
 )
-from forerun.answers.jobs.water_filling import WaterFilling
+from forerun.answers.jobs.water_filling import WaterFilling, WaterFillingByGroup
 
 _WORTH_PACKING = 1.5
 """sum of both jobs' rates, each over that alone, above which first in, first out packs a job with another (Gavel)"""
@@ -179,6 +179,7 @@ PACKING: dict[str, Callable[[], Shares]] = {
     "fifo-packed": InOrderPacked,
     "max-min-fairness-packed": lambda: Packed(MaxMinFairness()),
     "max-min-fairness-water-filling-packed": lambda: Packed(WaterFilling()),
+    "max-min-fairness-water-filling-by-group-packed": lambda: Packed(WaterFillingByGroup()),
     "finish-time-fairness-packed": lambda: Packed(FinishTimeFairness(by_weight=True)),
     "min-total-duration-packed": lambda: Packed(LeastMakespan()),
     "max-sum-throughput-packed": lambda: Packed(MostThroughput()),

@@ -7,7 +7,7 @@ jobs on the same GPUs) run first that are farthest behind their share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import inf
@@ -20,13 +20,14 @@ from forerun.answers.jobs.interior_point import Vector
 from forerun.answers.jobs.job import Placement, Scheduled, Traffic
 from forerun.answers.jobs.placement import Placer
 from forerun.answers.jobs.share_policies import shares
-from forerun.answers.jobs.shares import Demand
+from forerun.answers.jobs.shares import Demand, Group
 from forerun.answers.jobs.units import ROUND_S, Unit, Units, rounded
 from forerun.answers.jobs.unlike_gpus import Beside, SteppedJob
 from forerun.answers.jobs.unlike_nodes import COUNTED, Nodes, NodesOfKinds
 from forerun.common.errors import ForerunError
 
 RESET_S = 1920.0
+NO_GROUPS: Mapping[str, Group] = {}
 _SEED = 5
 """of the order in which kinds of GPUs are filled under policies that don't know how fast they are"""
 
@@ -100,6 +101,7 @@ def in_rounds(
     how: NodesOfKinds = COUNTED,
     beside: Beside | None = None,
     resume_s: float = 0.0,
+    groups: Mapping[str, Group] = NO_GROUPS,
 ) -> list[Scheduled]:
     """Returns the outcome of every job, in the order of their ends.
 
@@ -116,7 +118,7 @@ def in_rounds(
     for job in jobs:
         if not any(rate > 0 and nodes.could_ever(kind, job.gpus) for kind, rate in enumerate(job.rates)):
             raise ForerunError(f"job {job.name}: no kind of GPU that it runs on has {job.gpus:,}")
-    return _Rounds(jobs, workers, policy_name, nodes, beside or {}, resume_s).run()
+    return _Rounds(jobs, workers, policy_name, nodes, beside or {}, resume_s, groups).run()
 
 
 class _Rounds:
@@ -128,10 +130,14 @@ class _Rounds:
         nodes: Nodes,
         beside: Beside,
         resume_s: float,
+        groups: Mapping[str, Group],
     ) -> None:
         ordered = sorted(jobs, key=lambda job: job.submit_s)
         self.arriving = [_Running(job, number) for number, job in enumerate(ordered)][::-1]
         self.workers, self.policy, self.nodes, self.resume_s = workers, shares(policy_name), nodes, resume_s
+        names = list(dict.fromkeys(job.group for job in ordered))
+        self.groups = [groups.get(name, Group()) for name in names]
+        self.group_of = [names.index(job.group) for job in ordered]
         self.random = Random(_SEED)
         self.jobs: dict[int, _Running] = {}
         self.units = Units(len(workers))
@@ -298,6 +304,8 @@ class _Rounds:
             workers=np.array(self.workers, dtype=np.float64),
             types=[self.types[number] for number in self.jobs],
             beside=self.beside,
+            groups=self.groups,
+            group_of=[self.group_of[number] for number in self.jobs],
         )
         pairs = self.policy.pairs(demand)
         found = self.policy.of(replace(demand, pairs=pairs))

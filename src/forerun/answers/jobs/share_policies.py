@@ -16,7 +16,7 @@ from forerun.answers.jobs.shares import (
     MostThroughput,
     Shares,
 )
-from forerun.answers.jobs.water_filling import WaterFilling
+from forerun.answers.jobs.water_filling import WaterFilling, WaterFillingByGroup
 from forerun.common.errors import UnknownName
 
 SHARES: dict[str, Callable[[], Shares]] = {
@@ -27,6 +27,8 @@ SHARES: dict[str, Callable[[], Shares]] = {
     "max-min-fairness-perf": MaxMinFairness,
     "max-min-fairness-water-filling": lambda: Blind(WaterFilling(), 1.0),
     "max-min-fairness-water-filling-perf": WaterFilling,
+    "max-min-fairness-water-filling-by-group": lambda: Blind(WaterFillingByGroup(), 1.0),
+    "max-min-fairness-water-filling-by-group-perf": WaterFillingByGroup,
     "finish-time-fairness": lambda: Blind(FinishTimeFairness()),
     "finish-time-fairness-perf": FinishTimeFairness,
     "min-total-duration": lambda: Blind(LeastMakespan()),

@@ -37,6 +37,15 @@ class Pairs:
 NO_PAIRS = Pairs(np.zeros((0, 2), np.int64), np.zeros((0, 2, 0)))
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a group of jobs is due under policies that share by group."""
+
+    weight: float = 1.0
+    in_order: bool = False
+    """whether its jobs get their parts one after the other, in order of arrival"""
+
+
 @dataclass(frozen=True)
 class Demand:
     """Jobs that have not ended, in the order of arrival. Units are the jobs, each alone, and after them the pairs."""
@@ -58,6 +67,9 @@ class Demand:
     """(type, type) -> steps a second of [member, kind] on the same GPUs; the job that came first is the first member"""
     pairs: Pairs = NO_PAIRS
     """that the policy chooses from"""
+    groups: Sequence[Group] = (Group(),)
+    group_of: Sequence[int] = ()
+    """of each job; empty: all are of the first group"""
 
     @cached_property
     def members(self) -> tuple[I64, I64, Vector]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +27,7 @@ from forerun.answers.jobs.interior_point import Vector
 from forerun.answers.jobs.job import Scaling, Scheduled, Traffic
 from forerun.answers.jobs.rounds import in_rounds
 from forerun.answers.jobs.share_policies import SHARES
+from forerun.answers.jobs.shares import Group
 from forerun.answers.jobs.simulation import Terms
 from forerun.answers.jobs.unlike_gpus import Beside, SteppedJob, read_rates, read_stepped_jobs
 from forerun.answers.jobs.unlike_nodes import COUNT, COUNTED, NodesOfKinds
@@ -72,6 +73,14 @@ class PairEntry(Entry):
     steps_per_s: dict[str, Annotated[list[NotNegative], Field(min_length=2, max_length=2)]]
 
 
+class GroupEntry(Entry):
+    """What a group of jobs is due under policies that share by group."""
+
+    weight: Positive = 1.0
+    in_order: bool = False
+    """whether its jobs get their parts one after the other, in order of arrival"""
+
+
 class UnlikeEntry(Entry):
     """The whole file."""
 
@@ -91,6 +100,7 @@ class UnlikeEntry(Entry):
     throughputs: str | None = None
     jobs: list[SteppedEntry] = Field(default_factory=list)
     pairs: list[PairEntry] = Field(default_factory=list)
+    groups: dict[str, GroupEntry] = Field(default_factory=dict)
     policies: list[str] = Field(default_factory=lambda: ["fifo-perf", "max-min-fairness-perf"])
 
 
@@ -106,6 +116,8 @@ class UnlikeRequest:
     beside: Beside = field(default_factory=dict)
     """how fast jobs are that share GPUs"""
     resume_s: float = 0.0
+    groups: Mapping[str, Group] = field(default_factory=dict)
+    """what groups of jobs are due; one that is not there has weight 1"""
     notes: tuple[str, ...] = ()
 
     @property
@@ -129,7 +141,7 @@ class UnlikeRequest:
         if policy in ELASTIC_OF_KINDS:
             terms = Terms(resume_s=self.resume_s, failures=how.failures, network=how.network)
             return share_out_kinds([job.elastic for job in self.jobs], how.shapes(workers), policy, terms)
-        return in_rounds(self.jobs, workers, policy, how, self.beside, self.resume_s)
+        return in_rounds(self.jobs, workers, policy, how, self.beside, self.resume_s, self.groups)
 
 
 def check_policies(names: Sequence[str]) -> None:
@@ -165,7 +177,13 @@ def unlike_cluster_of(data: dict[str, Any], place: str, folder: Path = Path()) -
     with at(place):
         nodes.check(tuple(entry.gpu_kinds.values()), kinds)
     policies = tuple(dict.fromkeys(entry.policies))
-    return UnlikeRequest(entry.name, dict(entry.gpu_kinds), jobs, policies, nodes, beside, entry.resume_s)
+    known = {job.group for job in jobs}
+    for name in entry.groups:
+        if name not in known:
+            raise ForerunError(f"{place}: groups: no job is of group {name}; known: {', '.join(sorted(known - {''}))}")
+    groups = {name: Group(each.weight, each.in_order) for name, each in entry.groups.items()}
+    workers = dict(entry.gpu_kinds)
+    return UnlikeRequest(entry.name, workers, jobs, policies, nodes, beside, entry.resume_s, groups)
 
 
 def _beside(pairs: list[PairEntry], jobs: tuple[SteppedJob, ...], kinds: tuple[str, ...], place: str) -> Beside:
@@ -234,7 +252,7 @@ def _scalings(
             usual = planned.predicted(entry.gpus, entry.plan.global_batch)
             found[kind] = _at_rate(own, 1.0 / usual.step_time_s, 0.0, (0 if usual.fits else entry.gpus))
         elif kind not in rates:
-            raise ForerunError(f"{at_kind}: steps_per_s says nothing for {kind}, on the {entry.gpus:,} GPUs of the job")
+            raise ForerunError(f"{at_kind}: steps_per_s has no entry for {kind}, on the {entry.gpus:,} GPUs of the job")
         else:
             found[kind] = _at_rate(scaling_of(elastic, entry.gpus, at_kind), rates[kind], entry.network_share)
     return tuple(found.get(kind) for kind in kinds) if found else ()
