@@ -410,6 +410,9 @@ FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
         ("tp", [(BACKWARD, REDUCE, 900)], ([], [])),
         ("dp_cp", [(BACKWARD, REDUCE, 900)], (["dp_cp"], [])),
         ("7", [], ([], [])),
+        # of DistributedDataParallel
+        ("ddp", [(FORWARD, REDUCE, 900), (FORWARD, GATHER, 900), (BACKWARD, REDUCE, 5)], (["ddp"], [])),
+        ("ddp", [(FORWARD, REDUCE, 900)], ([], [])),
     ],
 )
 def test_groups_that_reduce_gradients_are_data_parallel(name: str, nodes: list[Any], found: Any) -> None:
@@ -428,5 +431,6 @@ def test_groups_that_reduce_gradients_are_data_parallel(name: str, nodes: list[A
         tensor_category=np.array([0, 0, 1]),
         tensor_alloc=np.array([-1, 3, -1]),
         tensor_bytes=np.array([1000, 5000, 5000]),
+        meta={"averages": ["ddp"]},
     )
     assert data_parallel(one) == found

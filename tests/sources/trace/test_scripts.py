@@ -316,6 +316,7 @@ def test_ddp_with_accumulation_reduces_once(ends):
         ("ALL_REDUCE", 8, 4 * matrix * 4)
     ]
     assert traced.program.meta["world_size"] == 8
+    assert traced.program.meta["data_parallel"] == [0]
 
 
 def test_hsdp_gathers_twice_scatters_and_reduces_once_for_each_layer(ends):

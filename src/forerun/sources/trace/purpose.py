@@ -22,9 +22,9 @@ def words(name: str) -> set[str]:
 def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
     """Returns the names of the groups over which gradients are reduced, and of those over which state is sharded too.
 
-    Such a group reduces much in the backward pass or the optimizer, and in the forward pass it at most gathers and
-    broadcasts parameters. Groups named after another axis don't count, nor do groups that reduce activations in the
-    forward pass.
+    The groups of DistributedDataParallel are known (`averages` of the recording). Another one reduces much in the
+    backward pass or the optimizer, and in the forward pass it at most gathers and broadcasts parameters. Groups named
+    after another axis don't count, nor do groups that reduce activations in the forward pass.
     """
     ops, op = recording.ops, recording.op
     kept = (recording.tensor_category == Category.PARAMETER) & (recording.tensor_alloc < 0)
@@ -33,13 +33,17 @@ def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
     forward = recording.phase == Phase.FORWARD
     names, sharded = [], []
     for number, (name, _) in enumerate(recording.groups):
-        if words(name) & _MODEL_AXES and not words(name) & {"dp", "fsdp"}:
+        averages = name in recording.meta.get("averages", ())
+        if not averages and words(name) & _MODEL_AXES and not words(name) & {"dp", "fsdp"}:
             continue
         on = communicates & (ops.group[op] == number)
         kind, size = ops.collective[op], ops.bytes_comm[op]
         gathers = kind == Collective.ALL_GATHER
         spreads = gathers | (kind == Collective.BROADCAST)
         reduced = size[on & ~forward & np.isin(kind, _REDUCTIONS)].sum()
+        if averages and reduced:
+            names.append(name)
+            continue
         if not reduced or reduced < least or (on & forward & ~spreads & (size > least)).any():
             continue
         names.append(name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing.context
+import multiprocessing.process
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -91,6 +92,14 @@ def _processes(recorder: Recorder, local_rank: int) -> None:
     contexts: Any = multiprocessing.context
     for method in ("spawn", "forkserver"):
         contexts._concrete_contexts[method] = contexts._concrete_contexts["fork"]
+    process: Any = multiprocessing.process.BaseProcess
+    start_process = process.start
+
+    def counted(self: Any) -> None:
+        recorder.processes += 1
+        start_process(self)
+
+    process.start = counted
 
 
 def _one_device() -> None:

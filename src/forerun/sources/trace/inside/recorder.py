@@ -78,6 +78,10 @@ class Recorder:
         """Called around the steps of optimizers that are part of a graph; set by `Steps`."""
         self.groups: dict[str, tuple[int, ...]] = {}
         self._group_numbers: dict[str, int] = {}
+        self.averages: dict[str, None] = {}
+        """The groups over which DistributedDataParallel averages gradients."""
+        self.processes = 0
+        """The number of processes that the program has started with `multiprocessing.Process`."""
         self.notes: dict[str, None] = {}
         self.fallbacks: dict[str, None] = {}
         """The code that ran uncompiled because torch.compile failed on it."""
@@ -292,6 +296,7 @@ class Recorder:
                 "gpus_per_node": self.gpus_per_node,
                 "notes": list(self.notes),
                 "fallbacks": list(self.fallbacks),
+                "averages": list(self.averages),
                 "torch": torch.__version__,
                 **meta,
             },

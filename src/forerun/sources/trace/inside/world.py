@@ -146,14 +146,25 @@ class World:
             save_recording(recording, self.job.recording)
             return 0
         if failure is None:
-            done = self.steps.done
-            failure = Failure(
-                f"the program ended after {done} optimizer step{'s' * (done != 1)}; step {self.job.steps} was to be"
-                " recorded (--steps)"
-                + ("" if done else "; without an optimizer of torch's, forerun.mark_step() ends a step")
-            )
+            failure = Failure(self._too_few_steps())
         failure.write(self.job.failure)
         return 1
+
+    def _too_few_steps(self) -> str:
+        done, started = self.steps.done, self.recorder.processes
+        said = (
+            f"the program ended after {done} optimizer step{'s' * (done != 1)}; step {self.job.steps} was to be"
+            " recorded (--steps)"
+        )
+        if done:
+            return said
+        if started:
+            return (
+                f"{said}; it started {started} process{'es' * (started != 1)} with multiprocessing.Process, which are"
+                " not traced: trace a script that calls what one of them runs, or start them with"
+                " torch.multiprocessing.spawn"
+            )
+        return f"{said}; without an optimizer of torch's, forerun.mark_step() ends a step"
 
     def _failure(self, error: BaseException, message: str, known: str = "") -> Failure:
         frames = traceback.extract_tb(error.__traceback__)

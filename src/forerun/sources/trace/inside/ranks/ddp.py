@@ -21,6 +21,7 @@ from forerun.sources.trace.inside.device import sync_batch_norm
 from forerun.sources.trace.inside.device.cuda_module import built_for_cuda
 from forerun.sources.trace.inside.ranks.transport import Transport
 from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.unseen import stand_in
 
 _dist: Any = dist
 
@@ -71,4 +72,11 @@ def install(recorder: Recorder) -> None:
     # The hooks in C++ need futures that only C++ makes. Python's hooks issue the same collectives.
     wrapper: Any = DistributedDataParallel
     wrapper._register_builtin_comm_hook = builtin_hook
+    prepare = wrapper._ddp_init_helper
+
+    def prepared(ddp: Any, *args: Any, **kwargs: Any) -> None:
+        recorder.averages.setdefault(ddp.process_group.label)
+        prepare(ddp, *args, **kwargs)
+
+    wrapper._ddp_init_helper = stand_in(prepare, prepared)
     _dist.Reducer._rebuild_buckets = rebuild_buckets
