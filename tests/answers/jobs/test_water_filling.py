@@ -161,7 +161,7 @@ def test_a_file_says_what_groups_are_due():
     jobs = [
         {"name": str(i), "gpus": 1, "steps": 36_000, "steps_per_s": {"v100": 10}, "group": "many"} for i in range(4)
     ]
-    jobs.append({**jobs[0], "name": "lone", "group": "one"})
+    jobs = [*({**job, "group": "many"} for job in jobs), {**jobs[0], "name": "lone", "group": "one"}]
     data = {"gpu_kinds": {"v100": 1}, "jobs": jobs, "groups": {"one": {"weight": 3}}, "policies": [BY_GROUP]}
     done = {each.job.name: each for each in unlike_cluster_of(data, "file").schedule(BY_GROUP)}
     assert done["lone"].end_s == pytest.approx(4800, abs=720)
