@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from forerun.answers.jobs.cholesky import factor, solve
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import I64
 
@@ -166,20 +167,18 @@ class _Program:
         matrix = self.rows.gram(weights)
         matrix[np.diag_indices_from(matrix)] += self.slack / self.price
         matrix[np.diag_indices_from(matrix)] *= 1.0 + _LEAST_PIVOT
-        try:
-            factor = np.asarray(np.linalg.cholesky(matrix), np.float64)
-        except np.linalg.LinAlgError:
+        if not factor(matrix):
             return False
         of_x: Vector = -self.x * self.loss
         of_slack: Vector = -self.slack * self.price
-        to_x, to_loss, to_slack, to_price = self._direction(factor, weights, of_x, of_slack)
+        to_x, to_loss, to_slack, to_price = self._direction(matrix, weights, of_x, of_slack)
         far, far_back = self._reach(to_x, to_slack), self._reach_back(to_loss, to_price)
         ahead = float((self.x + far * to_x) @ (self.loss + far_back * to_loss))
         ahead += float((self.slack + far * to_slack) @ (self.price + far_back * to_price))
         ahead /= len(self.x) + len(self.slack)
         centre = (ahead / self.gap) ** 3 * self.gap
         of_x, of_slack = of_x - to_x * to_loss + centre, of_slack - to_slack * to_price + centre
-        to_x, to_loss, to_slack, to_price = self._direction(factor, weights, of_x, of_slack)
+        to_x, to_loss, to_slack, to_price = self._direction(matrix, weights, of_x, of_slack)
         far, far_back = self._reach(to_x, to_slack), self._reach_back(to_loss, to_price)
         far = min(far, far_back)
         far = far if far == 1.0 else _SHORT_OF_THE_BORDER * far
@@ -190,16 +189,17 @@ class _Program:
         return bool(np.isfinite(self.error)) and least > 0.0
 
     def _direction(
-        self, factor: Vector, weights: Vector, of_x: Vector, of_slack: Vector
+        self, upper: Vector, weights: Vector, of_x: Vector, of_slack: Vector
     ) -> tuple[Vector, Vector, Vector, Vector]:
         """Returns changes of x, loss, slack and price after which nothing is wrong, to first order.
 
         Args:
+            upper: the factor of the matrix of prices.
             of_x: by how much the products of x and loss are to change; of_slack: those of slack and price.
         """
         wanted = self.dual + of_x / self.x
-        right = self.rows.times(weights * wanted) + of_slack / self.price - self.primal
-        to_price = np.linalg.solve(factor.T, np.linalg.solve(factor, right))
+        to_price = self.rows.times(weights * wanted) + of_slack / self.price - self.primal
+        solve(upper, to_price)
         to_x = weights * (wanted - self.rows.columns_times(to_price))
         to_loss = (of_x - self.loss * to_x) / self.x
         to_slack = (of_slack - self.slack * to_price) / self.price
