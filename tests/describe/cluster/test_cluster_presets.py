@@ -89,7 +89,7 @@ def test_device_loads(name: str) -> None:
     assert device.name == name
     assert device.cost_profile in COST_PROFILES
     assert 10 * GIB < device.memory_bytes < 300 * GIB
-    assert 0.5e12 < device.memory_bytes_per_s < 10e12
+    assert 0.25e12 < device.memory_bytes_per_s < 10e12
     assert 0.3 <= device.sustained <= 1.05, "benchmarks and steps are of different machines"
     assert device == load_device(name.upper())
     assert hash(device) == hash(load_device(name))
@@ -107,7 +107,7 @@ def test_cluster_loads(name: str) -> None:
     cluster = load_cluster(name)
     intra, inter = cluster.links
     assert cluster.name == name
-    assert cluster.node_size == intra.size > 1
+    assert cluster.node_size == intra.size >= (1 if name == "gh200" else 2)
     assert inter.size == 0
     assert cluster.max_gpus is None
     assert intra.bytes_per_s > inter.bytes_per_s

@@ -34,7 +34,7 @@ BAD = [
     (("plan", "list.json", *PLAN), "list.json"),
     (("plan", "missing.json", *PLAN), "missing.json"),
     (("plan", "llama-9", *PLAN), "llama-9"),
-    (("plan", "llama-3.1-8b", "--cluster", "h900", *PLAN[2:]), "h100-sxm"),
+    (("plan", "llama-3.1-8b", "--cluster", "h900", *PLAN[2:]), "h800-sxm"),
     (("plan", "llama-3.1-8b", "--cluster", "wrong_device.yaml", *PLAN[2:]), "unknown device 'h900'"),
     (("plan", "llama-3.1-8b", "--cluster", "wrong_cluster_key.yaml", *PLAN[2:]), "gpu_per_node"),
     (("plan", "llama-3.1-8b", "--cluster", "wrong_cluster_type.yaml", *PLAN[2:]), "gpus_per_node"),
