@@ -1,3 +1,1 @@
-"""This wing answers the questions of users about Programs: predictions, searches over plans, experiments, whole runs
-and jobs.
-"""
+"""This wing answers questions about Programs: predictions, searches over plans, experiments, whole runs and jobs."""
