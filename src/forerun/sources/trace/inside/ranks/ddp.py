@@ -23,6 +23,10 @@ from forerun.sources.trace.inside.ranks.transport import Transport
 from forerun.sources.trace.inside.recorder import Recorder
 from forerun.sources.trace.inside.unseen import stand_in
 
+_ONE_BUCKET = (
+    "DistributedDataParallel with a static graph reduces all gradients at once until the third step, which --steps 3"
+    " records"
+)
 _dist: Any = dist
 
 
@@ -59,7 +63,10 @@ def install(recorder: Recorder) -> None:
 
     def rebuild_buckets(reducer: Any) -> bool:
         with recorder.beforehand(Category.GRADIENT), _CopiesAreKnown():
-            return bool(rebuild(reducer))
+            rebuilt = bool(rebuild(reducer))
+        if rebuilt:
+            recorder.notes.pop(_ONE_BUCKET, None)
+        return rebuilt
 
     def builtin_hook(ddp: Any, kind: Any) -> None:
         compresses = kind == _dist.BuiltinCommHookType.FP16_COMPRESS
@@ -78,5 +85,12 @@ def install(recorder: Recorder) -> None:
         recorder.averages.setdefault(ddp.process_group.label)
         prepare(ddp, *args, **kwargs)
 
+    be_static = wrapper._set_static_graph
+
+    def static(ddp: Any) -> None:
+        recorder.note(_ONE_BUCKET)
+        be_static(ddp)
+
     wrapper._ddp_init_helper = stand_in(prepare, prepared)
+    wrapper._set_static_graph = stand_in(be_static, static)
     _dist.Reducer._rebuild_buckets = rebuild_buckets
