@@ -14,7 +14,8 @@ from forerun.astrasim.chakra import attributes
 from forerun.astrasim.chakra.framing import chunks
 from forerun.astrasim.chakra.groups import process_group_text
 from forerun.astrasim.chakra.reader import read_node_by_node, read_rank, read_rank_from
-from forerun.astrasim.chakra.scan_nodes import KEYS, size_of_tensor
+from forerun.astrasim.chakra.scan_columns import KEYS
+from forerun.astrasim.chakra.scan_nodes import size_of_tensor
 from forerun.astrasim.chakra.scanned import scanned_rank
 from forerun.astrasim.chakra.schema import AttributeProto, GlobalMetadata, Node
 from forerun.astrasim.chakra.trace import NodeKind, RankTrace

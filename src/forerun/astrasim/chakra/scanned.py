@@ -12,7 +12,8 @@ from forerun.astrasim.chakra.attributes import DIMENSION_SPELLINGS, decoded, dim
 from forerun.astrasim.chakra.columns import Wanted, rank_trace
 from forerun.astrasim.chakra.framing import chunks
 from forerun.astrasim.chakra.groups import process_groups
-from forerun.astrasim.chakra.scan_nodes import KEYS, Known, Lists, Rows, Scratch, State, Status, scan_nodes
+from forerun.astrasim.chakra.scan_columns import KEYS, Known, Lists, Rows, Scratch, State, Status
+from forerun.astrasim.chakra.scan_nodes import scan_nodes
 from forerun.astrasim.chakra.schema import UNDECODABLE, GlobalMetadata
 from forerun.astrasim.chakra.trace import NodeKind, RankTrace
 from forerun.common.errors import ForerunError
