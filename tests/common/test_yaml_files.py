@@ -91,3 +91,20 @@ def test_what_is_wrong_does_not_depend_on_the_parser(text: str, monkeypatch: pyt
 def test_no_nesting_is_too_deep_to_be_told(opening: str, depth: int) -> None:
     with pytest.raises(ForerunError):
         parse_yaml(opening * depth, "here")
+
+
+class _Numbers(Entry):
+    share: float = 0.0
+    number: int = 0
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("share: 2e9", "2.0e+9"), ("share: 1.5E3", "1.5e+3"), ("share: -1e-9", "-1.0e-9"), ("number: 1e3", "1000")],
+)
+def test_numbers_that_yaml_takes_for_text_are_explained(text: str, written: str) -> None:
+    with pytest.raises(ForerunError, match=r"YAML reads .* as text; write") as error:
+        check(_Numbers, parse_yaml(text, "file"), "file")
+    key = text.split(":")[0]
+    assert str(error.value).endswith(f"write {written}")
+    check(_Numbers, parse_yaml(f"{key}: {written}", "file"), "file")

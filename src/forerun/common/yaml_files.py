@@ -62,6 +62,8 @@ _MOST_REPEATED = 100_000
 """values by which aliases and merge keys may make a text longer"""
 _NO_THOUSANDS = re.compile(r"(?![0-9]{1,3}(?:_[0-9]{3})+$)[0-9]+(?:_[0-9]+)+$")
 """1_000 is a number; 32_1_2 is text, though YAML 1.1 drops every underscore"""
+_EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,2}")
+"""a number with an exponent, which YAML 1.1 takes for text unless it has a point and a sign"""
 _Loader.yaml_implicit_resolvers = _FastLoader.yaml_implicit_resolvers = {
     first: [("tag:yaml.org,2002:str", _NO_THOUSANDS), *resolvers] if first in "0123456789" else resolvers
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -211,9 +213,21 @@ def _explain(model: type[Entry], path: list[str], problem: Any) -> str:
     if problem["type"] == "value_error":
         message = str(problem["ctx"]["error"])
         return f"{key}: {message}" if key else message
+    if problem["type"] in ("float_type", "int_type") and _EXPONENT.fullmatch(str(problem["input"])):
+        return f"{key}: YAML reads {problem['input']} as text; write {_as_yaml(problem['input'], problem['type'])}"
     if problem["type"] in ("model_type", "dict_type"):
         return f"{key}: expected keys and values, got {_short(problem['input'])}"
     return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {_short(problem['input'])}"
+
+
+def _as_yaml(text: str, kind: str) -> str:
+    """Returns a number with an exponent as YAML 1.1 wants it: 2e9 is 2.0e+9, or 2000000000 if it should be whole."""
+    if kind == "int_type" and float(text).is_integer():
+        return f"{float(text):.0f}"
+    mantissa, exponent = text.lower().split("e")
+    point = "" if "." in mantissa else ".0"
+    sign = "" if exponent[0] in "+-" else "+"
+    return f"{mantissa}{point}e{sign}{exponent}"
 
 
 def _known_keys(model: type[BaseModel], path: list[str]) -> list[str]:
