@@ -133,5 +133,5 @@ def test_a_file_says_the_network_and_the_steps():
     assert request.terms.network == SharedNetwork(4, True, True)
     with pytest.raises(ForerunError, match="job a: network_share needs step_s"):
         cluster_of({"nodes": 2, "jobs": [{"name": "a", "gpus": 9, "duration_s": 60, "network_share": 0.25}]}, "x")
-    with pytest.raises(ForerunError, match="network: which nodes jobs are on has to be known"):
+    with pytest.raises(ForerunError, match="network: this needs to know the nodes of each job"):
         schedule(request.jobs, request.shape, "fifo", "count", request.terms)

@@ -260,7 +260,7 @@ def test_a_file_of_unlike_gpus_is_scheduled_and_written(tmp_path, capsys):
         ({"c_yaml": "gpu_kinds: {v100: 2}\n"}, [], "give either trace"),
         ({"c_yaml": "gpu_kinds: {v100: 2}\ntrace: jobs.trace\n"}, [], "trace needs throughputs"),
         ({}, ["--policy", "srtf"], "unknown policy for unlike GPUs 'srtf'"),
-        ({}, ["--nodes", "2"], "--nodes: the cluster has unlike GPUs"),
+        ({}, ["--nodes", "2"], "--nodes: the cluster has several kinds of GPUs"),
     ],
 )
 def test_what_is_wrong_is_one_line(changes, arguments, words, tmp_path, capsys):
@@ -285,7 +285,7 @@ def test_a_plan_tells_the_rates_on_each_kind_on_which_it_fits():
     assert first.rates == second.rates
     assert 1.5 < first.rates[0] / first.rates[1] < 3.5
     assert first.steps == 1000
-    with pytest.raises(ForerunError, match="job a: clusters says no cluster for GPU kind a100"):
+    with pytest.raises(ForerunError, match="job a: clusters has no entry for GPU kind a100"):
         unlike_cluster_of({**described, "clusters": {"h100": "h100-sxm"}}, "file")
     large = {**plan, "model": "llama-3.1-70b", "fields": {"seq_len": 2048, "dp_replicate": 8, "zero_stage": 0}}
     jobs = [{"name": "a", "gpus": 8, "plan": large}]
@@ -342,7 +342,7 @@ def test_jobs_that_find_no_node_wait_for_the_repair():
     [
         ({"placement": "near"}, "x: unknown placement 'near'"),
         ({"placement": "packed"}, "x: gpu_kinds: 2 v100 do not fill whole nodes; say gpus_per_node, which is 8"),
-        ({"failures": {"per_1000_node_days": 5}}, "x: failures: which nodes jobs are on has to be known"),
+        ({"failures": {"per_1000_node_days": 5}}, "x: failures: this needs to know the nodes of each job"),
     ],
 )
 def test_nodes_that_make_no_sense_are_one_line(changes, words):
