@@ -108,3 +108,8 @@ def test_numbers_that_yaml_takes_for_text_are_explained(text: str, written: str)
     key = text.split(":")[0]
     assert str(error.value).endswith(f"write {written}")
     check(_Numbers, parse_yaml(f"{key}: {written}", "file"), "file")
+
+
+def test_a_number_that_is_not_whole_is_no_text() -> None:
+    with pytest.raises(ForerunError, match="got 1e-30"):
+        check(_Numbers, parse_yaml("number: 1.0e-30", "file"), "file")

@@ -213,8 +213,9 @@ def _explain(model: type[Entry], path: list[str], problem: Any) -> str:
     if problem["type"] == "value_error":
         message = str(problem["ctx"]["error"])
         return f"{key}: {message}" if key else message
-    if problem["type"] in ("float_type", "int_type") and _EXPONENT.fullmatch(str(problem["input"])):
-        return f"{key}: YAML reads {problem['input']} as text; write {_as_yaml(problem['input'], problem['type'])}"
+    given = problem["input"]
+    if problem["type"] in ("float_type", "int_type") and isinstance(given, str) and _EXPONENT.fullmatch(given):
+        return f"{key}: YAML reads {given} as text; write {_as_yaml(given, problem['type'])}"
     if problem["type"] in ("model_type", "dict_type"):
         return f"{key}: expected keys and values, got {_short(problem['input'])}"
     return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}, got {_short(problem['input'])}"

@@ -241,7 +241,7 @@ def test_traces_that_are_no_algorithm(tmp_path):
         collective_times(network, system(**keys), CommType.ALL_GATHER, 999)
     with pytest.raises(ForerunError, match="collective node"):
         run([collective(CommType.ALL_REDUCE, 100)], [comp()])
-    with pytest.raises(ForerunError, match="circle"):
+    with pytest.raises(ForerunError, match="cycle"):
         run([comp(after=(1,)), comp(after=(0,))], [comp()])
     with pytest.raises(ForerunError, match="no receive"):
         run([send(1, 8)], [comp()])

@@ -68,7 +68,7 @@ def test_flags_that_both_have_mean_the_second(tmp_path):
         (("--din", "8", "--kvhead", "2"), ("--din", "--kvhead", "first generation", "second")),
         (("--din", "8"), ("--din", "--comm_group_file")),
         ((*FIRST, "--dp", "0"), ("--dp 0", "at least 1")),
-        ((*FIRST, "--dp", "two"), ("--dp", "integer")),
+        ((*FIRST, "--dp", "two"), ("--dp", "whole number")),
         ((*FIRST, "--pp", "9"), ("--pp 9", "--pp 4")),
         ((*FIRST, "--weight_sharded", "perhaps"), ("--weight_sharded", "perhaps")),
         ((*FIRST, "--chakra_schema_version", "v0.0.1"), ("v0.0.1", "v0.0.4")),

@@ -55,11 +55,16 @@ def test_a_host_that_was_measured_with_all_gpus_has_that_rate_and_more_with_fewe
     assert host_path_bytes_per_s(cluster, gpus) <= host_path_bytes_per_s(cluster, max(2, gpus - 1))
 
 
+def test_devices_without_peer_access():
+    without = {name for name in cluster_names() if not load_cluster(name).links[0].peer_to_peer}
+    assert without == {"rtx3090", "rtx4090", "rtx5090", "a10g"}
+
+
 def test_gpus_of_other_nodes_do_not_share_it():
     assert host_path_bytes_per_s(STAGED, 64) == host_path_bytes_per_s(STAGED, 8)
 
 
-@pytest.mark.parametrize("name", [name for name in cluster_names() if name != "rtx4090"])
+@pytest.mark.parametrize("name", [name for name in cluster_names() if load_cluster(name).links[0].peer_to_peer])
 def test_with_peer_access_there_is_none(name):
     cluster = load_cluster(name)
     assert host_path_bytes_per_s(cluster, 8) is None
