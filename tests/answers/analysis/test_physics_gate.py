@@ -113,3 +113,9 @@ def test_questionable_input_is_said(plan, said):
 def test_usual_input_raises_no_doubt(made):
     assert made.warnings == ()
     assert predict(MODEL, Plan(seq_len=512, pp=4, n_microbatches=16), H100).warnings == ()
+
+
+@pytest.mark.parametrize("cluster", ["a100", "h100-sxm", "mi300x", "rtx3090"])
+def test_recurrences_in_fp32_run_below_the_peak_of_fp32(cluster):
+    plan = Plan(seq_len=512, dp_shard=64, ep=8, precision="fp32", stack="torchtitan")
+    assert predict(load_model("qwen3-next-80b-a3b"), plan, load_cluster(cluster)).step_time_s > 0

@@ -140,13 +140,21 @@ def _within(measured: tuple[int, int], *sizes: I64) -> F64:
 
 
 def _scans(ops: OpTable, rows: I64, run: _Run) -> _Costs:
-    architecture, peak = run.device.architecture, run.device.peak(two_byte_unit(run.device))
-    rates = np.array([scan_rates(ops.kernel[row]).on(architecture) for row in rows.tolist()])
-    rate = rates * peak * run.rates.attention
+    device = run.device
+    peaks = {dtype: _peak_of_scans(device, dtype) for dtype in {ops.dtype[row] for row in rows.tolist()}}
+    rates = [scan_rates(ops.kernel[row]).on(device.architecture) * peaks[ops.dtype[row]] for row in rows.tolist()]
+    rate = np.array(rates) * run.rates.attention
     moved = ops.bytes_read[rows] + ops.bytes_written[rows]
     memory = memory_rates(run.device)
     traffic = memory_bound_s(moved, ops.launches[rows], memory, run.rates.memory)
     return np.maximum(ops.flops[rows] / rate + ops.launches[rows] * memory.launch_s, traffic), 0.0
+
+
+def _peak_of_scans(device: Device, dtype: str) -> float:
+    """Returns the peak of the matrix unit that a recurrence's products run on: tf32's for operands of 4 bytes."""
+    if dtype not in FOUR_BYTES:
+        return device.peak(two_byte_unit(device))
+    return device.peak("tf32" if "tf32" in device.peak_flops else "fp32")
 
 
 def _memory_bound(ops: OpTable, rows: I64, run: _Run) -> _Costs:

@@ -30,7 +30,7 @@ class ScanRates:
     """FLOPs of the backward kernels over those of the forward kernels"""
     kernels: int
     share: Mapping[str, float]
-    """share of the peak in 16 bits, by architecture"""
+    """share of the peak in 16 bits (of tf32 for operands of 4 bytes), by architecture"""
 
     def on(self, architecture: str) -> float:
         """Returns the share of the peak that the kernels reach on an architecture."""
