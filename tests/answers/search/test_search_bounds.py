@@ -78,6 +78,15 @@ def test_bounds_of_a_space_never_exceed_what_is_predicted(name, n_gpus, seq_len,
     assert np.median(shares, axis=0).tolist() > [0.8, 0.9]
 
 
+@pytest.mark.parametrize("stack", ["torchtitan-0.1", "simple-fsdp"])
+def test_bounds_hold_with_a_large_vocabulary(stack):
+    """Embedding and head are one unit of FSDP under torchtitan-0.1, and a parametrisation gathers them at each use."""
+    model = load_model("gemma3-1b")
+    table = make_space(model, CLUSTER, 16, 512, 64, {"stack": stack}, None, "whole").table(Tally())
+    some = random.Random(1).sample(range(len(table)), min(60, len(table)))
+    assert len(held_to_simulations(model, table.take(np.array(some)), stack, range(len(some)))) > 5
+
+
 @pytest.mark.parametrize(
     ("name", "stack", "extent", "modules"),
     [

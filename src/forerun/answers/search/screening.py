@@ -232,9 +232,10 @@ class Screening:
         """Returns the allocated bytes when the first rank starts a backward pass with `alive` bytes of activations.
 
         `gradients` elements of earlier micro batches are accumulated; FSDP in a pipeline keeps them unsharded, and
-        parameters too unless it frees them after each use.
+        parameters too unless it frees them after each use. Where each use gathers, nothing keeps the table of tokens.
         """
-        gathered = where(plans.gathers_once, own.first.sum(axis=0), unit) * plans.shards_parameters
+        whole = plans.gathers_once & (not self.stack.parametrized)
+        gathered = where(whole, own.first.sum(axis=0), unit) * plans.shards_parameters
         weight = where(plans.fp8_all_gather, 1, rules.weight_bytes(plans))
         summed = rules.accumulates(plans, self.stack) & (not rules.keeps_gradient_buffer(self.stack))
         sums = gradients * summed * rules.element_bytes(rules.accumulate_dtype(plans, self.stack))

@@ -127,9 +127,16 @@ class TimeBound:
         if rules.accumulates(plan, stack):
             again = (size.dense + size.experts) * accumulated_bytes(plan, stack) * per_byte
         reduce = self._exchanges_s(groups, [reductions(plan, stack, weights) for weights in size.weights])
+        if self._joins_ends(plan):  # the head's weights are exchanged with the embedding's, tied ones once
+            for column in (gather, copy, reduce):
+                column[HEAD] = 0.0
         return _Around(gather, copy, reduce, again)
 
     # -- passes ------------------------------------------------------------------------------------------------
+
+    def _joins_ends(self, plan: Plan) -> bool:
+        """Returns whether embedding and head are one unit, gathered before the first pass until the end of the last."""
+        return bool(self._stack.joint_ends and plan.uses_fsdp and plan.pp == 1)
 
     def _reshards(self, plan: Plan) -> bool:
         return plan.reshards and not self._stack.parametrized  # it keeps parameters that no checkpoint gathers again
@@ -150,8 +157,12 @@ class TimeBound:
             later = pipeline.counts @ units.forward if once else first
             back = pipeline.counts @ units.backward
             if gathers and reshards:  # the last unit's parameters are still gathered
-                back = pipeline.chained_s(units.backward + around.copy, waits + around.copy, backward=True)
-                back[-1] -= around.copy[HEAD]
+                copy = around.copy.copy()
+                if self._joins_ends(plan):
+                    copy[EMBEDDING] = 0.0
+                    waits = np.where(np.arange(len(waits)) == EMBEDDING, 0.0, waits)
+                back = pipeline.chained_s(units.backward + copy, waits + copy, backward=True)
+                back[-1] -= copy[HEAD]
             times = StageTimes(
                 first, later, back, pipeline.counts @ units.weights, pipeline.counts @ around.again, border
             )
@@ -203,7 +214,8 @@ class TimeBound:
         gathered, reshards, m = float(counts @ around.gather), self._reshards(plan), plan.n_microbatches
         passes = gathered * (1 if plan.pp > 1 and not reshards else m)
         if reshards:
-            passes += m * (gathered - float(around.gather[HEAD]) * pipeline.both_ends)
+            kept = EMBEDDING if self._joins_ends(plan) else HEAD
+            passes += m * (gathered - float(around.gather[kept]) * pipeline.both_ends)
         return passes + reduced * (m if every else 1)
 
     # -- the end -----------------------------------------------------------------------------------------------
