@@ -48,8 +48,8 @@ DIFFERENCES = {
     " unit and cuts a unit in equal parts. The bytes are equal, the number of all-reduces is not.",
     "buffers": "DDP broadcasts the model's buffers (here the table of rotary positions) before each forward pass; a"
     " ModelSpec has no buffers.",
-    "rings": "PyTorch passes keys, values and their gradients on by all-to-all with one receiver, the symbolic path by"
-    " sends. Counts and bytes are equal.",
+    "rings": "PyTorch passes keys, values and their gradients on by an all-to-all with one receiver. The symbolic path"
+    " uses sends. Counts and bytes are equal.",
 }
 
 PIPELINE = {"pp": 2, "n_microbatches": 4}
