@@ -107,7 +107,7 @@ def test_cluster_loads(name: str) -> None:
     cluster = load_cluster(name)
     intra, inter = cluster.links
     assert cluster.name == name
-    assert cluster.node_size == intra.size >= (1 if name == "gh200" else 2)
+    assert cluster.node_size == intra.size >= 1
     assert inter.size == 0
     assert cluster.max_gpus is None
     assert intra.bytes_per_s > inter.bytes_per_s

@@ -33,7 +33,7 @@ def test_fields_offer_their_values() -> None:
 
 def test_the_rest_of_the_form() -> None:
     found = options_record()
-    assert found["limits"].keys() == {"gpus", "seq_len", "global_batch"}
+    assert found["limits"].keys() == {"gpus", "seq_len", "global_batch", "images", "encoder_seq_len", "mtp"}
     about = {each["name"]: each for each in found["clusters"]}["h100-sxm"]
     assert about["about"] == "8 GPUs a node, 79 GiB"
     assert round(about["memory_gib"]) == 79

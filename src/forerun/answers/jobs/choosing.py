@@ -33,7 +33,7 @@ _DIGITS = 6
 
 
 class Offers(NamedTuple):
-    """What jobs may get, in columns: the options of job i are those from begin[i] to begin[i + 1]."""
+    """Holds the options of all jobs in columns; those of job i stand from begin[i] to begin[i + 1]."""
 
     begin: I64
     kind: I64
@@ -121,7 +121,7 @@ def _raised(offers: Offers, without: float, free: I64, price: Vector) -> Vector:
 
 
 class Wanted(NamedTuple):
-    """What jobs want at prices, and room to compute it."""
+    """Holds the demand of all jobs at given prices, and the arrays in which it is computed."""
 
     gpus: F64
     """of each kind"""

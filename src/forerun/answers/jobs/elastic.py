@@ -39,7 +39,7 @@ def step_s(batch: float, gpus: int, example_s: float, sync_s: float, overlap: fl
 
 
 class Options:
-    """What jobs can run on, in columns: the options of scaling i are those from first[i] to first[i] + count[i]."""
+    """Holds the options of scalings in columns; those of scaling i stand from first[i] to first[i] + count[i]."""
 
     def __init__(self, scalings: Sequence[Scaling]) -> None:
         self.count: I64 = np.array([len(each.sizes) for each in scalings], np.int64)
@@ -90,7 +90,7 @@ class Asked:
 
     @cached_property
     def begin(self) -> I64:
-        """Where the options of each job begin among those of all jobs, and last their number."""
+        """The place at which each job's options begin among those of all jobs; the last element is their number."""
         return np.concatenate([[0], np.cumsum(self.count)]).astype(np.int64)
 
     @cached_property

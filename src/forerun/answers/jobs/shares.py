@@ -39,7 +39,7 @@ NO_PAIRS = Pairs(np.zeros((0, 2), np.int64), np.zeros((0, 2, 0)))
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What a group of jobs is due under policies that share by group."""
+    """States the due part of a group of jobs under policies that share by group."""
 
     weight: float = 1.0
     in_order: bool = False

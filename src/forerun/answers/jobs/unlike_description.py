@@ -74,7 +74,7 @@ class PairEntry(Entry):
 
 
 class GroupEntry(Entry):
-    """What a group of jobs is due under policies that share by group."""
+    """States the due part of a group of jobs under policies that share by group."""
 
     weight: Positive = 1.0
     in_order: bool = False

@@ -1,4 +1,4 @@
-"""What the scanner of a trace file writes: columns of nodes, their lists, repeated values, and counters."""
+"""Holds what the scanner of a trace file writes: columns of nodes, their lists, repeated values, and counters."""
 
 from __future__ import annotations
 

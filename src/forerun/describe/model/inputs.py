@@ -1,31 +1,35 @@
-"""Sets the inputs that each sample has for the encoder of a model."""
+"""Sets what a user states beside a model: the inputs of its encoder, and modules for multi-token prediction."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from forerun.common.errors import ForerunError
 from forerun.describe.model.spec import ModelSpec
 
+MOST_IMAGES = 4096
+"""images of a sequence that a user may state"""
+MOST_MTP_MODULES = 16
+"""modules for multi-token prediction that a user may state"""
 
-@dataclass(frozen=True)
-class TrainedWith:
-    """What a user states beside a model: None and False change nothing."""
 
-    mtp_modules: int | None = None
-    """number of modules for multi-token prediction"""
-    images: int | None = None
-    """number of images or sounds of each sequence"""
-    encoder_seq_len: int | None = None
-    """number of tokens of each input of the encoder"""
-    freeze_encoder: bool = False
+def trained_with(
+    spec: ModelSpec,
+    mtp_modules: int | None = None,
+    images: int | None = None,
+    encoder_seq_len: int | None = None,
+    freeze_encoder: bool = False,
+) -> ModelSpec:
+    """Returns `spec` with the values that a user states beside a model; None and False change nothing.
 
-    def applied(self, model: ModelSpec) -> ModelSpec:
-        """Returns `model` with these values. Raises ForerunError for a model that can't be trained so."""
-        if self.mtp_modules is not None:
-            model = replace(model, mtp_modules=self.mtp_modules)
-        of_encoder = self.images, self.encoder_seq_len, self.freeze_encoder
-        return model if of_encoder == (None, None, False) else with_inputs(model, *of_encoder)
+    `mtp_modules` is the number of modules for multi-token prediction. The other values are those of `with_inputs`.
+
+    Raises ForerunError for a model that can't be trained so.
+    """
+    if mtp_modules is not None:
+        spec = replace(spec, mtp_modules=mtp_modules)
+    of_encoder = images, encoder_seq_len, freeze_encoder
+    return spec if of_encoder == (None, None, False) else with_inputs(spec, *of_encoder)
 
 
 def with_inputs(

@@ -7,7 +7,7 @@ from typing import Annotated, Protocol, TypeVar, cast
 import typer
 
 from forerun.common.errors import ForerunError, at
-from forerun.describe.model.inputs import TrainedWith
+from forerun.describe.model.inputs import MOST_IMAGES, MOST_MTP_MODULES, trained_with
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.spec import ModelSpec
 
@@ -17,7 +17,7 @@ MtpModules = Annotated[
         "--mtp",
         metavar="N",
         min=0,
-        max=16,
+        max=MOST_MTP_MODULES,
         help=(
             "Number of multi-token prediction modules to train with the model. Each has a layer and uses the"
             " head once more (default: none, unless a YAML file or a recipe has some)."
@@ -30,7 +30,7 @@ Images = Annotated[
         "--images",
         metavar="N",
         min=0,
-        max=4096,
+        max=MOST_IMAGES,
         help=(
             "Number of images (or sounds) in each sequence, for a model with a tower for them. Their tokens"
             " count as part of --seq-len. Without images only the language model is trained, without its"
@@ -92,6 +92,6 @@ def as_asked(model: Model, options: _Options) -> Model:
     name, value = next(iter(given.items()))
     if isinstance(model, LayeredModel):
         raise ForerunError(f"{name} {value}: {model.name} is given layer by layer; choose a transformer")
-    stated = TrainedWith(options.mtp, options.images, options.encoder_seq_len, options.freeze_encoder)
+    stated = options.mtp, options.images, options.encoder_seq_len, options.freeze_encoder
     with at(" ".join(name if value is True else f"{name} {value}" for name, value in given.items())):
-        return cast("Model", stated.applied(model))
+        return cast("Model", trained_with(model, *stated))

@@ -11,6 +11,7 @@ from forerun.common.version import __version__
 from forerun.describe.cluster.catalog import cluster_table
 from forerun.describe.model.catalog import model_names
 from forerun.describe.model.hub import cached_names
+from forerun.describe.model.inputs import MOST_IMAGES, MOST_MTP_MODULES
 from forerun.describe.plan.fields import FOLLOWING, MEANINGS, choices, is_flag
 from forerun.describe.stacks.catalog import stack_names
 from forerun.interfaces.report.launch.tools import TOOLS
@@ -50,7 +51,14 @@ def _lasting_options() -> dict[str, Any]:
         "tools": list(TOOLS),
         "experiments": list(preset_names()),
         "runs": example_names(),
-        "limits": {"gpus": MOST_GPUS, "seq_len": MOST_TOKENS, "global_batch": MOST_SEQUENCES},
+        "limits": {
+            "gpus": MOST_GPUS,
+            "seq_len": MOST_TOKENS,
+            "global_batch": MOST_SEQUENCES,
+            "images": MOST_IMAGES,
+            "encoder_seq_len": MOST_TOKENS,
+            "mtp": MOST_MTP_MODULES,
+        },
         "example": EXAMPLE.model_dump(),
     }
 

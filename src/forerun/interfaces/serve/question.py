@@ -20,7 +20,7 @@ from forerun.describe.model.families import FAMILIES, WRAPPERS
 from forerun.describe.model.fields import Fields
 from forerun.describe.model.hub import cached_config, cached_names
 from forerun.describe.model.huggingface import spec_from_config
-from forerun.describe.model.inputs import TrainedWith
+from forerun.describe.model.inputs import MOST_IMAGES, MOST_MTP_MODULES, trained_with
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan.fields import (
     FIELD_TYPES,
@@ -62,12 +62,12 @@ class Question(Strict):
     """dollars of a GPU hour in place of the cluster's"""
     memory_limit: Annotated[float, Field(gt=0, le=1e5)] | None = None
     """GiB of a GPU to use at most"""
-    images: Annotated[int, Field(ge=0, le=4096)] | None = None
+    images: Annotated[int, Field(ge=0, le=MOST_IMAGES)] | None = None
     """images or sounds of a sequence, for a model with a tower for them"""
     encoder_seq_len: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     """tokens of each input of an encoder"""
     freeze_encoder: bool = False
-    mtp: Annotated[int, Field(ge=0, le=16)] | None = None
+    mtp: Annotated[int, Field(ge=0, le=MOST_MTP_MODULES)] | None = None
     """modules for multi-token prediction"""
     fixed: dict[Name, Annotated[str, StringConstraints(max_length=400)]] = Field(default_factory=dict)
     """field of a plan -> its values, as on the command line: 1,2,4"""
@@ -185,8 +185,8 @@ def asked(question: Question, dropped: Mapping[str, ModelSpec]) -> Asked:
     cluster = load_cluster(question.cluster)
     if question.price is not None:
         cluster = replace(cluster, price_per_gpu_hour=question.price)
-    inputs = TrainedWith(question.mtp, question.images, question.encoder_seq_len, question.freeze_encoder)
-    model = inputs.applied(_model(question.model, dropped))
+    inputs = question.mtp, question.images, question.encoder_seq_len, question.freeze_encoder
+    model = trained_with(_model(question.model, dropped), *inputs)
     made = Asked(question, model, cluster, _fixed(question.fixed))
     assert made.where
     return made

@@ -13,7 +13,7 @@ from forerun.common.own_code import is_own_code, load_own
 from forerun.common.shipped import shipped_data
 from forerun.describe.model.catalog import layered_names, load_any, load_model, model_names
 from forerun.describe.model.fields import Fields
-from forerun.describe.model.inputs import TrainedWith
+from forerun.describe.model.inputs import trained_with
 from forerun.describe.model.layered import LayeredModel
 from forerun.describe.model.layers_by_hand import layers_from
 from forerun.describe.model.spec import ModelSpec
@@ -41,7 +41,7 @@ INPUTS = {
     "encoder_sequence_length": "encoder_seq_len",
     "freeze_encoder": "freeze_encoder",
 }
-"""key -> field of TrainedWith"""
+"""key -> parameter of `trained_with`"""
 _FREE_LENGTH = 2048
 """sequence_length of a model whose positions have no table"""
 
@@ -81,7 +81,7 @@ def model_of(section: ModelSection, place: str) -> tuple[ModelSpec | LayeredMode
     inputs = _inputs(section)
     if inputs:
         with at(f"{place}: {', '.join(inputs)}"):
-            model = TrainedWith(**{INPUTS[key]: value for key, value in inputs.items()}).applied(model)
+            model = trained_with(model, **{INPUTS[key]: value for key, value in inputs.items()})
     return replace(model, name=section.name or model.name), length
 
 

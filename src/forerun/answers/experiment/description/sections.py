@@ -15,6 +15,7 @@ from forerun.common.errors import UnknownName
 from forerun.common.yaml_files import Entry
 from forerun.core.network.for_experiment import TOPOLOGY_TYPES
 from forerun.describe.model.fields import exponent_number
+from forerun.describe.model.inputs import MOST_IMAGES, MOST_MTP_MODULES
 from forerun.describe.plan.fields import FIELD_TYPES
 from forerun.describe.plan.plan import LARGEST_BUCKET_MIB
 
@@ -242,9 +243,9 @@ class ModelSection(Section):
     """whether a token attends to earlier tokens only; default: false for bert, true for others"""
     tie_word_embeddings: bool | None = None
     """whether embedding and output head are one matrix; default: true for gpt2 and bert, false for transformer"""
-    mtp_modules: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=16)] | None = None
+    mtp_modules: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_MTP_MODULES)] | None = None
     """modules for multi-token prediction that are trained with the model; default: none"""
-    images: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=4096)] | None = None
+    images: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=MOST_IMAGES)] | None = None
     """images or sounds of a sample, for a model with a tower for them; their tokens are part of sequence_length;
     default: 0, which trains the language model without its tower"""
     encoder_sequence_length: Width | None = None

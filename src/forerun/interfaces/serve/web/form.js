@@ -13,9 +13,9 @@ const NUMBERS = /** @type {const} */ ([
   ["seq_len", "Sequence length", "tokens of a sequence", 7, 20],
 ]);
 const INPUTS = /** @type {const} */ ([
-  ["images", "Images", "images or sounds of a sequence, for a model with a tower; empty: the language model alone", 0, 4096],
-  ["encoder_seq_len", "Encoder length", "patches of an image, frames of a sound or tokens of a source text; empty: the model's own", 1, 16777216],
-  ["mtp", "MTP modules", "modules for multi-token prediction; empty: none", 0, 16],
+  ["images", "Images", "images or sounds of a sequence, for a model with a tower; empty: the language model alone", 0],
+  ["encoder_seq_len", "Encoder length", "patches of an image, frames of a sound or tokens of a source text; empty: the model's own", 1],
+  ["mtp", "MTP modules", "modules for multi-token prediction; empty: none", 0],
 ]);
 const WAIT_MS = 250;
 
@@ -138,8 +138,8 @@ function fixedFields(title, isShown, open) {
 function inputsOfModel() {
   const frozen = make("input", { type: "checkbox", id: "q-freeze_encoder" });
   return make("details", { id: "inputs" }, make("summary", { text: "Images, encoder, multi-token prediction" }),
-    ...INPUTS.map(([name, label, help, min, max]) => field(name, label, help,
-      make("input", { type: "number", id: `q-${name}`, min, max, step: 1 }))),
+    ...INPUTS.map(([name, label, help, min]) => field(name, label, help,
+      make("input", { type: "number", id: `q-${name}`, min, max: options.limits[name], step: 1 }))),
     field("freeze_encoder", "Freeze the encoder", "train only the layers behind it", frozen));
 }
 
