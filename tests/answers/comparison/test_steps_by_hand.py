@@ -13,7 +13,7 @@ from forerun.answers.comparison import corrections, ranks
 from forerun.answers.comparison.compare import Comparison
 from forerun.answers.comparison.corrections import Corrections
 from forerun.answers.comparison.matching import Pair, pairs_of
-from forerun.answers.comparison.ran_step import COPIES, HELD, HOST, WAITING, Line, RanStep, ran_step
+from forerun.answers.comparison.ran_step import COPIES, EXCHANGES, HELD, HOST, WAITING, Line, RanStep, ran_step
 from forerun.answers.comparison.ranks import PartDifference, RankDifference, label_of, parts_of, slowest_of
 from forerun.core.cost.measured_files import KERNEL_COLUMNS, NETWORK_COLUMNS
 from forerun.core.engine.simulate import Timeline
@@ -258,6 +258,24 @@ def test_collectives_over_other_numbers_of_ranks_are_named_without_them() -> Non
     assert first.parts == {"gathers": 3.0, "sums over 4": 3.0, "mean over 2": 4.0, "product": 5.0}
     assert second.parts == {"gathers": 5.0, "sums over 4": 6.0, "product": 1.0}
     assert [one.part for one in (*first.lines, *second.lines)] == ["gathers", "sums over 4", "gathers"]
+    hidden = step_of(9.0, line("gathers over 2", 1.0), product=9.0)  # no part of the step
+    first, second = ranks._same_collectives(hidden, predicted)
+    assert (first.lines[0].part, second.lines[0].part) == ("gathers", "gathers")
+    assert second.parts["gathers"] == 5.0
+
+
+def test_kernels_that_exchange_without_nccl_count_as_the_predicted_all_to_alls() -> None:
+    deep_ep = line(EXCHANGES, 3.0, work="exchange", name="dispatch")
+    measured = replace(step_of(9.0, deep_ep), parts={EXCHANGES: 2.0, "product": 7.0})
+    sent = line("all-to-alls over 64 ranks", 1.0, name="experts", shape=(4, 64, 100))
+    predicted = replace(step_of(5.0, sent), parts={"all-to-alls over 64 ranks": 1.0, "product": 4.0})
+    first, second = ranks._same_collectives(measured, predicted)
+    assert first.parts == {"all-to-alls": 2.0, "product": 7.0}
+    assert second.parts == {"all-to-alls": 1.0, "product": 4.0}
+    (pair,) = pairs_of(first.lines, second.lines)
+    assert (pair.measured_s, pair.predicted_s, pair.shape) == (3.0, 1.0, (4, 64, 100))
+    by_nccl = replace(measured, lines=(deep_ep, line("all-to-alls over 64 ranks", 1.0, shape=(4, 64, 100))))
+    assert ranks._same_collectives(by_nccl, predicted)[0].lines[0].part == EXCHANGES
 
 
 def simulated(n_gpus: int, stages: int, plan: Plan | None, **meta: object) -> Any:

@@ -70,3 +70,17 @@ def test_a_step_is_imported_and_predicted(file, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["step_time_s"] == pytest.approx(1e-4)
     assert run(["profile", "import", file, "-o", program, "--step", "4"]) == 2
     assert "has no step ProfilerStep#4" in capsys.readouterr().err
+
+
+def test_a_prediction_from_a_gpu_that_forerun_does_not_know_says_so(tmp_path, capsys):
+    gpu = [{"name": "NVIDIA GeForce RTX 2080 Ti", "totalGlobalMem": 11 * 10**9}]
+    file = str(write_profile(tmp_path / "rank0.json", STEP, deviceProperties=gpu))
+    program = str(tmp_path / "step.program")
+    warned = []
+    for device in ([], ["--device", "v100-sxm2-32gb"]):
+        assert run(["profile", "import", file, "-o", program, *device]) == 0
+        capsys.readouterr()
+        assert run(["predict", "--program", program, "--cluster", "h100-sxm", "--json"]) == 0
+        record = json.loads(capsys.readouterr().out)
+        warned.append(any("RTX 2080 Ti, which Forerun does not know" in one for one in record["warnings"]))
+    assert warned == [True, False]

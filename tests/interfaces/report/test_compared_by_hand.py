@@ -42,7 +42,7 @@ def compared(**changes):
     )
     rank = Hand(rank=3, run_class=0, rank_class=0, stage="stage 1", measured=measured, predicted=predicted, parts=parts)
     rank.work_s = RankDifference.work_s.fget(rank)
-    prediction = Hand(peak_allocated_gib=60.123, model="gpt", cluster="h100")
+    prediction = Hand(peak_allocated_gib=60.123, memory_recorded=True, model="gpt", cluster="h100")
     usual = {
         "measured": measured, "predicted": predicted, "measured_s": 1.25, "predicted_s": 1.0, "slowdown": 0.25,
         "measured_peak_gib": 61.0, "parts": parts, "rank": rank, "ranks": (rank,), "notes": ("one rank",),
@@ -92,6 +92,8 @@ def test_a_comparison_in_tables(said):
     assert not {"Each rank beside its stage", "Collectives", "Graph breaks"} & set(lines)
     assert not any(line.startswith(("graph breaks", "communication beside kernels", "note")) for line in lines)
     assert dict(comparison._figures(plain))["peak allocated"] == "not recorded, predicted 60.12 GiB"
+    plain.simulation.prediction.memory_recorded = False
+    assert dict(comparison._figures(plain))["peak allocated"] == "not recorded"
 
 
 def test_a_part_in_which_a_rank_loses_little_is_not_named(said):

@@ -94,11 +94,13 @@ def test_what_a_choice_is_worth(choice, words):
 
 def test_the_line_of_a_log():
     usual = {"peak_reserved_gib": 6.25, "memory_limit_gib": 80.0, "tokens_per_s_per_gpu": 12345.6, "mfu": 0.4321}
-    found = SimpleNamespace(**usual, samples_per_s_per_gpu=None, sample="image")
+    found = SimpleNamespace(**usual, samples_per_s_per_gpu=None, sample="image", memory_recorded=True)
     assert log_line(found, 2e9) == "memory:  6.25GiB(7.81%)  tps: 12,346  tflops: 24.69  mfu: 43.21%"
     assert log_line(found, None) == "memory:  6.25GiB(7.81%)  tps: 12,346  mfu: 43.21%"
     found.tokens_per_s_per_gpu, found.samples_per_s_per_gpu, found.mfu = None, 1999.6, None
     assert log_line(found, 2e9) == "memory:  6.25GiB(7.81%)  images/s: 2,000"
+    found.memory_recorded = False
+    assert log_line(found, 2e9) == "images/s: 2,000"
 
 
 def test_a_plan_as_a_command():

@@ -10,11 +10,12 @@ import pytest
 from profile_files import Event, host, kernel, launch, write_profile
 
 from forerun.answers.profile.imported import Imported, import_step
+from forerun.answers.profile.kernel_types import short_name
 from forerun.core.program.builder import OpTableBuilder
 from forerun.core.program.origin import Origin
 from forerun.core.program.types import Category, Collective, Program, Stream
 from forerun.sources.profile.collectives import Call, calls_of, is_collective, kind_of
-from forerun.sources.profile.kernel_ops import add_collective, add_kernel, product_shape
+from forerun.sources.profile.kernel_ops import add_collective, add_kernel, cut, product_shape
 from forerun.sources.profile.labels import Operator
 from forerun.sources.profile.read import read_profile, read_profiles
 from forerun.sources.profile.schedule import HostWait, schedule_of
@@ -110,6 +111,65 @@ def test_a_collective_moves_its_whole_buffer(tmp_path: Path, said: dict[str, Any
     profile = read_profile(write_profile(tmp_path / "a.json", _work((NCCL, 5, 7), **said)))
     (call,) = calls_of(profile, np.flatnonzero(profile.is_gpu_work))
     assert (call.kind, call.bytes_comm, call.dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "dims", "dtype", "expected"),
+    [
+        ("nccl:all_reduce", [[3, 100], [50]], "float", (Collective.ALL_REDUCE, 1400, "fp32")),
+        ("nccl:_all_gather_base", [[10]], "c10::BFloat16", (Collective.ALL_GATHER, 40, "bf16")),  # of two ranks
+        ("nccl:_reduce_scatter_base", [[8192, 384]], "c10::Half", (Collective.REDUCE_SCATTER, 6291456, "fp16")),
+        ("nccl:all_to_all", [[5, 2]], "long int", (Collective.ALL_TO_ALL, 80, "long")),
+        ("nccl:broadcast", [[]], "unsigned char", (Collective.BROADCAST, 1, "unsigned")),
+        ("nccl:send 0->1", [[7]], "float", (Collective.SEND_RECV, 28, "fp32")),
+        ("nccl:all_reduce", [[7]], "of_another_package", (Collective.ALL_REDUCE, 0, "of_another_package")),
+        ("nccl:coalesced", [[7]], "float", (Collective.ALL_REDUCE, 28, "fp32")),  # the kernel's own kind
+    ],
+)
+def test_an_annotation_around_its_launch_describes_a_collective_that_says_nothing(
+    tmp_path: Path, said: str, dims: list[list[int]], dtype: str, expected: tuple[Any, ...]
+) -> None:
+    """As in files before 2024, which name no size and no group at the kernel."""
+    argument = {"Input Dims": dims, "Input type": [dtype] * len(dims)}
+    events = [
+        host("ProfilerStep#0", 0, 500, "user_annotation"),
+        host(said, 9, 20, "user_annotation", **argument),
+        host("record_param_comms", 9, 15),
+        launch(10, 1, 1),
+        kernel(NCCL, 20, 50, 1),
+        launch(40, 1, 2),
+        kernel(NCCL, 80, 50, 2),  # nothing around it
+    ]
+    imported = _import(tmp_path, events, world=2)
+    ops = imported.program.ops
+    talks = np.flatnonzero(ops.is_communication)
+    assert (ops.collective[talks[0]], ops.bytes_comm[talks[0]], ops.dtype[talks[0]]) == expected
+    assert (ops.collective[talks[1]], ops.bytes_comm[talks[1]]) == (Collective.ALL_REDUCE, 0)
+    assert imported.replayed_s == pytest.approx(imported.measured_s)
+    known = expected[1] > 0
+    assert any("1 of 2 collectives say no group" in note for note in imported.notes) == known
+    assert any(f"{2 - known} of 2 collectives say no size" in note for note in imported.notes)
+
+
+def test_a_kernel_that_says_its_sizes_is_right_about_them(tmp_path: Path) -> None:
+    around = host("nccl:all_reduce", 0, 400, "user_annotation", **{"Input Dims": [[7]], "Input type": ["float"]})
+    ops = _import(tmp_path, [around, *_work((NCCL, 5, 7), **SAID)]).program.ops
+    (row,) = np.flatnonzero(ops.is_communication)
+    assert (ops.collective[row], ops.bytes_comm[row]) == (Collective.ALL_GATHER, 1600)
+
+
+@pytest.mark.parametrize(
+    ("name", "cut_to", "short"),
+    [
+        ("gemm", "gemm", "gemm"),
+        (f"void add<4, {'float, ' * 40}>(int)", f"void add<4, {'float, ' * 15}flo>", "add"),
+        (f"void at::{'x' * 90}::f<g<h<{'i' * 30}", f"void at::{'x' * 90}::f<g<h<{'i' * 13}>>>", f"at::{'x' * 90}::f"),
+        (f"f(void (*)(int{', int' * 40}))", f"f(void (*)(int{', int' * 21},))", "f"),
+    ],
+)
+def test_a_long_name_of_a_kernel_is_cut_where_its_brackets_still_match(name: str, cut_to: str, short: str) -> None:
+    assert cut(name) == cut_to
+    assert short_name(cut(name)) == short
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def predict_program(
         model_flops_how=_HOW,
         sample=None if tokens or not origin.samples_per_step else "sample",
         samples_per_step=None if tokens else origin.samples_per_step,
-        warnings=(*map(_uncompiled, origin.fallbacks), *origin.notes),
+        warnings=(*map(_uncompiled, origin.fallbacks), *_unknown_gpu(origin), *origin.notes),
         notes=_notes(program, origin, stack),
         residuals=TRACED if origin.source == TRACE else None,
         fell_back=bool(origin.fallbacks),
@@ -148,6 +148,16 @@ def _notes(program: Program, origin: Origin, stack: str | None) -> tuple[str, ..
             f"gpus: data parallelism scaled from {ranks} to {origin.world_size} ranks, everything else as it was"
         )
     return (*lines, *(f"program, guessed: {note}" for note in origin.notes))
+
+
+def _unknown_gpu(origin: Origin) -> tuple[str, ...]:
+    """Returns the warning about a profile whose GPU Forerun does not know, so that no time of it scales."""
+    if origin.recorded is None or origin.recorded.device:
+        return ()
+    return (
+        f"kernels and collectives take their times on {origin.recorded.gpu or 'the GPU of the profile'}, which Forerun"
+        " does not know; profile import --device names a known one in its place",
+    )
 
 
 def _uncompiled(fallback: str) -> str:

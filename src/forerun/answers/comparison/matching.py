@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forerun.answers.comparison.module_names import module_of, modules_of
-from forerun.answers.comparison.ran_step import Line
+from forerun.answers.comparison.ran_step import EXCHANGE, Line
 
 _BACKWARD = ("backward", "recompute")
 _SUMS = ("count", "time_s", "waiting_s", "late_s", "held_s", "flops", "moved_bytes")
@@ -138,7 +138,7 @@ def _in_module(line: Line) -> Hashable:
 
 
 def _talks(line: Line) -> bool:
-    return len(line.shape) == 3
+    return len(line.shape) == 3 or line.work == EXCHANGE
 
 
 @dataclass

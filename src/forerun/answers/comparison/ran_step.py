@@ -25,6 +25,8 @@ from forerun.core.program.types import F64, I64, Collective, FlatProgram, OpTabl
 from forerun.sources.profile.kernel_names import memory_work_of, work_of
 
 HOST, WAITING, COPIES, HELD = "host", "waiting", "copies", "held"
+EXCHANGE = "exchange"
+"""the kind of work of kernels that communicate without NCCL"""
 PARTS = {
     "product": "matrix products",
     "attention": "attention",
@@ -48,7 +50,8 @@ _COLLECTIVES = {
     Collective.ALL_TO_ALL: "all-to-alls",
     Collective.BROADCAST: "broadcasts",
 }
-_EXCHANGES = "kernels that exchange without NCCL"
+EXCHANGES = "kernels that exchange without NCCL"
+ALL_TO_ALLS = _COLLECTIVES[Collective.ALL_TO_ALL]
 _LONGEST_GAP_PS = 10 * PS_PER_US
 """a gap between two kernels up to this long is that of the GPU, which counts with the kernel after it: predictions
 include it too (stacks' `kernel_gap_us` are 1 to 4 us)"""
@@ -218,7 +221,7 @@ def _part_and_work(program: Program, row: int) -> tuple[str, str]:
     if Origin.of(program).source != PROFILE:  # only names of profiled kernels tell more than their kind of op
         return "memory", memory_work_of(name)
     found = work_of(name)
-    return (_EXCHANGES, "exchange") if found.kind == "communication" else (found.kind, found.work)
+    return (EXCHANGES, EXCHANGE) if found.kind == "communication" else (found.kind, found.work)
 
 
 def _ready_ps(flat: FlatProgram, timeline: Timeline, nodes: slice) -> I64:
@@ -317,6 +320,8 @@ def _lines(view: _View) -> tuple[Line, ...]:
     ):
         communicates = bool(ops.is_communication[row] or ops.is_host_copy[row])
         moved = ops.bytes_comm[row] if communicates else ops.bytes_read[row] + ops.bytes_written[row]
+        if view.work[row] == EXCHANGE:  # no file says what it sends
+            moved = 0.0
         if time_ps == 0 and moved == 0:
             continue
         found.append(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
 from forerun.answers.analysis.reading import Simulation
-from forerun.answers.comparison.ran_step import LAST_PARTS, PARTS, WAITING, RanStep, ran_step
+from forerun.answers.comparison.ran_step import ALL_TO_ALLS, EXCHANGES, LAST_PARTS, PARTS, WAITING, RanStep, ran_step
 from forerun.core.engine.simulate import Timeline
 from forerun.core.program.origin import Origin
 from forerun.core.program.places import role_ranks
@@ -154,9 +154,18 @@ def _unlike(one: RanStep, other: RanStep) -> float:
 
 
 def _same_collectives(measured: RanStep, predicted: RanStep) -> tuple[RanStep, RanStep]:
-    """Names collectives without their ranks where the two sides differ in these, so that they can be compared."""
-    names = [{name for name in step.parts if " over " in name} for step in (measured, predicted)]
+    """Names collectives without their ranks where the two sides differ in these, so that they can be compared.
+
+    Kernels that exchange without NCCL, such as DeepEP's, count as the predicted all-to-alls where NCCL runs none.
+    """
+    names = [
+        {name for name in (*step.parts, *(line.part for line in step.lines)) if " over " in name}
+        for step in (measured, predicted)
+    ]
     kinds = [{name.partition(" over ")[0] for name in side} for side in names]
+    if EXCHANGES in {line.part for line in measured.lines} and ALL_TO_ALLS in kinds[1] - kinds[0]:
+        measured = _renamed(measured, lambda part: ALL_TO_ALLS if part == EXCHANGES else part)
+        kinds[0].add(ALL_TO_ALLS)
     merged = {kind for kind in kinds[0] & kinds[1] if _over(names[0], kind) != _over(names[1], kind)}
     return _merged(measured, merged), _merged(predicted, merged)
 
@@ -170,10 +179,14 @@ def _merged(step: RanStep, kinds: set[str]) -> RanStep:
         kind = part.partition(" over ")[0]
         return kind if kind in kinds else part
 
+    return _renamed(step, short)
+
+
+def _renamed(step: RanStep, renamed: Callable[[str], str]) -> RanStep:
     parts: dict[str, float] = {}
     for name, time_s in step.parts.items():
-        parts[short(name)] = parts.get(short(name), 0.0) + time_s
-    return replace(step, parts=parts, lines=tuple(replace(line, part=short(line.part)) for line in step.lines))
+        parts[renamed(name)] = parts.get(renamed(name), 0.0) + time_s
+    return replace(step, parts=parts, lines=tuple(replace(line, part=renamed(line.part)) for line in step.lines))
 
 
 def slowest_of(ranks: Sequence[RankDifference]) -> int:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from forerun.answers.analysis.timeline_lanes import lanes
 from forerun.answers.comparison.ran_step import WAITING
+from forerun.answers.comparison.ranks import label_of
 from forerun.answers.comparison.verdict import LEAST, name_of, verdict
 from forerun.answers.profile.kernel_types import short_name
 from forerun.common.files import whole_file
@@ -45,6 +46,7 @@ _PARTS = ("part of the step", "measured", "predicted", "lost", "of the step")
 
 def comparison_record(found: Comparison) -> dict[str, Any]:
     """Returns every figure of a comparison. What the parts lost adds up to the difference of the step times."""
+    prediction = found.simulation.prediction
     return {
         "verdict": verdict(found),
         "measured_step_s": found.measured_s,
@@ -64,7 +66,7 @@ def comparison_record(found: Comparison) -> dict[str, Any]:
         "idle_before_s": found.measured.idle_before,
         "memory": {
             "measured_peak_allocated_gib": found.measured_peak_gib,
-            "predicted_peak_allocated_gib": found.simulation.prediction.peak_allocated_gib,
+            "predicted_peak_allocated_gib": prediction.peak_allocated_gib if prediction.memory_recorded else None,
         },
         "notes": list(found.notes),
     }
@@ -136,7 +138,7 @@ def print_comparison(out: Console, found: Comparison, top: int) -> None:
 def _figures(found: Comparison) -> list[tuple[str, str]]:
     measured, predicted = found.measured, found.predicted
     peak = found.measured_peak_gib
-    expected = found.simulation.prediction.peak_allocated_gib
+    prediction = found.simulation.prediction
     rows = [
         ("step, measured", seconds(found.measured_s)),
         ("step, predicted", seconds(found.predicted_s)),
@@ -150,7 +152,8 @@ def _figures(found: Comparison) -> list[tuple[str, str]]:
         idle = seconds(sum(one.idle_s for one in found.graph_breaks))
         rows.append(("graph breaks", f"{count:,} at {len(found.graph_breaks)} places, GPU idle for {idle} after them"))
     memory = "not recorded" if peak is None else f"{peak:.2f} GiB"
-    rows.append(("peak allocated", f"{memory}, predicted {expected:.2f} GiB"))
+    expected = f", predicted {prediction.peak_allocated_gib:.2f} GiB" if prediction.memory_recorded else ""
+    rows.append(("peak allocated", f"{memory}{expected}"))
     return rows
 
 
@@ -203,7 +206,7 @@ def _collective_rows(found: Comparison) -> list[tuple[str, ...]]:
     pairs = [pair for pair in found.pairs if any(len(line.shape) == 3 for line in pair.lines)]
     return [
         (
-            pair.part,
+            label_of(pair.part),
             _counts(pair),
             _bytes(pair),
             *(_rate(pair.rate(side, "moved_bytes")) for side in (pair.measured, pair.predicted)),
@@ -228,7 +231,7 @@ def _pair_row(pair: Pair) -> tuple[str, ...]:
     modules = [module for module in pair.modules if module]
     more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
     return (
-        _cut(pair.name if pair.predicted else "(not predicted)"),
+        _cut(short_name(pair.name) if pair.predicted else "(not predicted)"),
         _cut(short_name(pair.kernel) if pair.measured else "(not measured)"),
         (modules[0] if modules else "-") + more,
         shape,

@@ -95,7 +95,7 @@ def log_line(prediction: Prediction, model_flops_per_token: float | None) -> str
     memory is reserved memory and its share of the GPU, tps is tokens/s of one GPU, tflops are model TFLOP/s of one GPU.
     """
     share, tps = prediction.peak_reserved_gib / prediction.memory_limit_gib, prediction.tokens_per_s_per_gpu
-    parts = [f"memory: {prediction.peak_reserved_gib:5.2f}GiB({share:.2%})"]
+    parts = [f"memory: {prediction.peak_reserved_gib:5.2f}GiB({share:.2%})"] * prediction.memory_recorded
     if tps is not None:
         parts.append(f"tps: {round(tps):,}")
     if prediction.samples_per_s_per_gpu is not None:

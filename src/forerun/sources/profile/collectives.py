@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from forerun.common.admission import parse_json
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import Collective
 from forerun.sources.profile.event_keys import Key
+from forerun.sources.profile.labels import ANNOUNCEMENT, Operator
 from forerun.sources.profile.profile import I64, Profile
 
 _KERNEL = re.compile(r"^nccl\w*Kernel|^rccl\w*Kernel")
@@ -37,6 +40,8 @@ _ELEMENT_BYTES = {
     "float8_e5m2": 1,
     "float8_e4m3fnuz": 1,
     "float8_e5m2fnuz": 1,
+    "signed": 1,  # signed and unsigned char, as annotations call char and byte
+    "unsigned": 1,
 }
 _DTYPES = {"float": "fp32", "bfloat16": "bf16", "half": "fp16", "double": "fp64"}
 
@@ -60,14 +65,22 @@ def is_collective(name: str) -> bool:
     return bool(_KERNEL.match(name))
 
 
-def calls_of(profile: Profile, rows: I64) -> list[Call]:
-    """Returns the collective calls of the kernels in `rows`, all of NCCL or RCCL."""
+def calls_of(profile: Profile, rows: I64, announced: Sequence[Operator | None] = ()) -> list[Call]:
+    """Returns the collective calls of the kernels in `rows`, all of NCCL or RCCL.
+
+    Since 2024 kernels say kind, sizes and group. For others, `announced` has the annotations around their launches,
+    which say the kind, and the sizes that the rank sends.
+    """
     keys = (Key.COLLECTIVE, Key.DTYPE, Key.GROUP_NAME, Key.GROUP_RANKS)
     texts = [[_text(profile, number) for number in profile.values(key, -1)[rows].tolist()] for key in keys]
     sizes = [profile.values(key, 0)[rows].tolist() for key in (Key.IN_ELEMENTS, Key.OUT_ELEMENTS, Key.GROUP_SIZE)]
     names = [profile.texts[number] for number in profile.rows.name[rows].tolist()]
+    around = announced or [None] * len(names)
     found = []
-    for name, collective, dtype, group, ranks, sent, got, size in zip(names, *texts, *sizes, strict=True):
+    for name, collective, dtype, group, ranks, sent, got, size, said in zip(names, *texts, *sizes, around, strict=True):
+        if not collective and said is not None:
+            found.append(_announced(profile, name, said))
+            continue
         kind = kind_of(collective or name)
         elements = got if kind in _WHOLE_IS_OUTPUT else max(sent, got) if kind == Collective.ALL_REDUCE else sent
         members = _members(ranks)
@@ -82,6 +95,17 @@ def calls_of(profile: Profile, rows: I64) -> list[Call]:
             )
         )
     return found
+
+
+def _announced(profile: Profile, kernel: str, said: Operator) -> Call:
+    """Returns the call that an annotation announces. Its group is not known, and counts as that of all ranks."""
+    kind = kind_of(said.name[len(ANNOUNCEMENT) :].partition(" ")[0]) or kind_of(kernel)
+    dtype = said.type.removeprefix("c10::").lower()
+    elements = sum(prod(one) for one in said.sizes or ())
+    if kind in _WHOLE_IS_OUTPUT:
+        elements *= profile.world_size or 1
+    n_bytes = float(elements * _ELEMENT_BYTES.get(dtype, 0))
+    return Call(kind, n_bytes, (), 0, "", _DTYPES.get(dtype, dtype))
 
 
 def kind_of(name: str) -> Collective:

@@ -21,6 +21,7 @@ _LARGEST = 1 << 31
 """no tensor has a side as long"""
 _NAME = 120
 """letters of a name; those of kernels go on for thousands"""
+_BRACKETS = {"<": ">", "(": ")"}
 
 
 def add_kernel(
@@ -32,7 +33,7 @@ def add_kernel(
     on another device follows the bandwidth. `copied` are the bytes of a copy; `operator` is given where this is the
     kernel that takes most of its time.
     """
-    name = name[:_NAME]
+    name = cut(name)
     if name.startswith(("Memcpy DtoH", "Memcpy HtoD")):
         return ops.host_copy(name, copied, direction=Direction.OUT if "DtoH" in name else Direction.IN)
     if name.startswith("Memcpy"):
@@ -49,6 +50,19 @@ def add_kernel(
         size = _ELEMENT_BYTES[operator.dtype]
         return ops.attention(name, attention.shape, attention.kernel, operator.dtype, size)
     return ops.memory(name, round(seconds * bytes_per_s), 0)
+
+
+def cut(name: str) -> str:
+    """Returns the first `_NAME` letters of a name, and the brackets that close those that are open there."""
+    if len(name) <= _NAME:
+        return name
+    kept, closing = name[:_NAME], ""
+    for letter in kept:
+        if letter in _BRACKETS:
+            closing = _BRACKETS[letter] + closing
+        elif closing.startswith(letter):
+            closing = closing[1:]
+    return kept + closing
 
 
 def product_shape(operator: Operator) -> tuple[int, int, int, int] | None:
@@ -116,6 +130,6 @@ def add_collective(ops: OpTableBuilder, name: str, call: Call, group: int) -> in
     One of a kind that the file does not tell counts as an all-reduce, the kind of plain data parallelism.
     """
     if call.kind == Collective.SEND_RECV:
-        return ops.p2p(name[:_NAME], group, call.bytes_comm, call.dtype)
+        return ops.p2p(cut(name), group, call.bytes_comm, call.dtype)
     kind = Collective.ALL_REDUCE if call.kind == Collective.NONE else call.kind
-    return ops.collective(name[:_NAME], kind, group, call.bytes_comm, call.dtype)
+    return ops.collective(cut(name), kind, group, call.bytes_comm, call.dtype)

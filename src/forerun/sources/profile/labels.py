@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,13 @@ from forerun.common.admission import parse_json
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import Phase
 from forerun.sources.profile.event_keys import Key
+from forerun.sources.profile.profile import Profile
 from forerun.sources.profile.step import NONE, Step
 
 MODULE = "nn.Module: "
 """begin of the name of an event that is a call of a module"""
+ANNOUNCEMENT = "nccl:"
+"""begin of the name of an annotation of c10d around the launch of a collective; the rest names its kind"""
 _BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward")
 _OPTIMIZER = re.compile(r"^Optimizer\.step")
 _TYPES = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64"}
@@ -26,6 +30,8 @@ class Operator(NamedTuple):
     name: str
     sizes: tuple[tuple[int, ...], ...] | None
     dtype: str
+    type: str = ""
+    """PyTorch's own name of the type of the first argument"""
 
 
 class Label(NamedTuple):
@@ -36,6 +42,8 @@ class Label(NamedTuple):
     module: str
     """path of modules from the outermost in, joined by dots; backward that of the operator whose gradient it is"""
     phase: Phase
+    announcement: int = NONE
+    """row of the innermost annotation of c10d, NONE without one"""
 
 
 def labels_of(step: Step) -> list[Label]:
@@ -48,10 +56,11 @@ def labels_of(step: Step) -> list[Label]:
     is_module = profile.text_mask(lambda text: text.startswith(MODULE))[rows.name]
     is_backward = profile.text_mask(lambda text: bool(_BACKWARD.search(text)))[rows.name]
     is_update = profile.text_mask(lambda text: bool(_OPTIMIZER.search(text)))[rows.name]
+    announces = profile.text_mask(lambda text: text.startswith(ANNOUNCEMENT))[rows.name]
     is_operator = profile.is_operator
     node = profile.values(Key.NODE_NUMBER, NONE).astype(np.int64)
     launches = {int(row) for row in step.call.tolist() if row != NONE}
-    around = (is_operator | is_module | is_backward | is_update) & (rows.dur_ns >= 0) & (rows.stream < 0)
+    around = (is_operator | is_module | is_backward | is_update | announces) & (rows.dur_ns >= 0) & (rows.stream < 0)
     around &= (rows.ts_ns < step.end_ns) & (rows.ts_ns + rows.dur_ns >= step.begin_ns)
     chosen = np.concatenate((np.flatnonzero(around), np.array(sorted(launches), np.int64)))
     end = rows.ts_ns + rows.dur_ns
@@ -79,7 +88,8 @@ def labels_of(step: Step) -> list[Label]:
             phase = Phase.OPTIMIZER if any(is_update[one] for one in stack) else Phase.FORWARD
             if phase == Phase.FORWARD and nodes:
                 phase = Phase.BACKWARD
-            found[row] = Label(operators[-1] if operators else NONE, path, phase)
+            announced = next((one for one in reversed(stack) if announces[one]), NONE)
+            found[row] = Label(operators[-1] if operators else NONE, path, phase, announced)
             runs[row] = max(nodes[-1:], default=NONE) if not path else NONE
         else:
             stack.append(row)
@@ -91,17 +101,16 @@ def labels_of(step: Step) -> list[Label]:
     return [found.get(int(row), nothing) for row in step.call.tolist()]
 
 
-def operators_of(step: Step, labels: list[Label]) -> dict[int, Operator]:
-    """Returns the operators that `labels` name, by row."""
-    profile, rows = step.profile, step.profile.rows
-    wanted = {label.operator for label in labels if label.operator != NONE}
+def operators_of(profile: Profile, wanted: Iterable[int]) -> dict[int, Operator]:
+    """Returns the operators, or annotations, in the rows `wanted`; NONE is no row."""
+    rows, texts = profile.rows, profile.texts
     sizes, types = profile.values(Key.INPUT_DIMS, NONE), profile.values(Key.INPUT_TYPES, NONE)
-    texts = profile.texts
     found = {}
-    for row in wanted:
+    for row in {*wanted} - {NONE}:
         dims = _sizes(texts[int(sizes[row])]) if sizes[row] >= 0 else None
         kinds = re.findall(r"[\w:]+", texts[int(types[row])]) if types[row] >= 0 else []
-        found[row] = Operator(texts[rows.name[row]], dims, _TYPES.get(kinds[0], "") if kinds else "")
+        first = kinds[0] if kinds else ""
+        found[row] = Operator(texts[rows.name[row]], dims, _TYPES.get(first, ""), first)
     return found
 
 

@@ -68,11 +68,12 @@ def to_program(schedules: Sequence[Schedule], device: Device | None) -> Program:
         raise ForerunError(f"{steps[0].profile.path}: the files are of runs of {sorted(sizes)} ranks; import one run")
     world = max(sizes.pop(), len(steps))
     table = _Table(world)
-    calls = [_collectives(one) for one in steps]
+    labels = [labels_of(one) for one in steps]
+    calls = [_collectives(one, of_step) for one, of_step in zip(steps, labels, strict=True)]
     meetings = meetings_of(steps, calls)
     modules: dict[str, int] = {"": 0}
     ranks = [
-        _Rank(schedule, calls[number], meetings, number, table, device, modules)
+        _Rank(schedule, labels[number], calls[number], meetings, number, table, device, modules)
         for number, schedule in enumerate(schedules)
     ]
     blocks = tuple(one.block() for one in ranks)
@@ -100,11 +101,14 @@ def _counts(world: int, n_files: int) -> list[int]:
     return [each + (number < rest) for number in range(n_files)]
 
 
-def _collectives(step: Step) -> dict[int, Call]:
+def _collectives(step: Step, labels: Sequence[Label]) -> dict[int, Call]:
     """Returns the call of each collective of a step, by its place."""
-    names = step.profile.rows.name[step.row].tolist()
-    places = [place for place, number in enumerate(names) if is_collective(step.profile.texts[number])]
-    return dict(zip(places, calls_of(step.profile, step.row[np.array(places, np.int64)]), strict=True))
+    profile = step.profile
+    names = profile.rows.name[step.row].tolist()
+    places = [place for place, number in enumerate(names) if is_collective(profile.texts[number])]
+    announced = operators_of(profile, (labels[place].announcement for place in places))
+    around = [announced.get(labels[place].announcement) for place in places]
+    return dict(zip(places, calls_of(profile, step.row[np.array(places, np.int64)], around), strict=True))
 
 
 def _memory(profile: Profile) -> I64:
@@ -195,6 +199,7 @@ class _Rank:
     """The block of one rank."""
 
     schedule: Schedule
+    labels: list[Label]
     calls: dict[int, Call]
     meetings: Meetings
     number: int
@@ -206,7 +211,7 @@ class _Rank:
     def block(self) -> Block:
         """Returns the step's nodes in the order in which the host issues them."""
         step, schedule = self.schedule.step, self.schedule
-        labels = labels_of(step)
+        labels = self.labels
         ops = self._ops(labels)
         streams = self._streams()
         builder = BlockBuilder()
@@ -256,7 +261,7 @@ class _Rank:
     def _ops(self, labels: list[Label]) -> list[int]:
         """Returns the op of every work of the step."""
         step, profile = self.schedule.step, self.schedule.step.profile
-        operators = operators_of(step, labels)
+        operators = operators_of(profile, (label.operator for label in labels))
         times = (step.finish_ns - step.start_ns).tolist()
         copied = profile.values(Key.BYTES, 0)[step.row].tolist()
         speed = self.device.memory_bytes_per_s if self.device else 0.0
@@ -333,4 +338,10 @@ class _Rank:
             self.notes.append(
                 f"rank {rank}: {undescribed} of {len(self.calls)} collectives say no size, so they keep their times on"
                 " any network"
+            )
+        ungrouped = sum(call.bytes_comm > 0 and not call.group_size for call in self.calls.values())
+        if ungrouped:
+            self.notes.append(
+                f"rank {rank}: {ungrouped} of {len(self.calls)} collectives say no group, so they count as over all"
+                f" {self.table.world} ranks"
             )
