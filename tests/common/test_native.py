@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from forerun.common.native import library as native
 from forerun.common.native.build import build
 from forerun.common.native.layout import layout_of
+from forerun.common.native.signatures import signatures
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,6 +34,11 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "twice": (np.arange(3),),
     "divided": (7, 2),
 }
+
+
+def test_a_change_of_any_compiled_function_outdates_the_library() -> None:
+    folders = {"/".join(name.split(":")[0].split(".")[1:-1]) for name, _ in signatures()}
+    assert folders <= set(native.COMPILED_FOLDERS)
 
 
 @pytest.fixture(scope="module")

@@ -100,6 +100,7 @@ def test_a_job_moves_to_the_fast_kind_when_it_is_free_and_pays_for_it():
     assert done["short"].ran == ((0.0, pytest.approx(1000.0)),)
     moved_s, end_s = 1020.0, 1020.0 + 30.0 + (9000 - 1020) / 3.0
     assert done["long"].ran == ((0.0, moved_s), (moved_s, pytest.approx(end_s)))
+    assert (done["short"].kinds, done["long"].kinds) == ((0,), (1, 0))
 
 
 sizes = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4, unique=True).map(sorted)
@@ -120,8 +121,11 @@ def test_every_job_gets_its_work_done_on_gpus_that_exist(rows, restart_s, fails)
     assert {one.job.name for one in done} == {job.name for job in jobs}
     moments = sorted({begin for one in done for begin, _ in one.ran})
     for now in moments:
-        held = sum(gpus for one in done for begin, end, gpus in one.periods if begin <= now < end)
-        assert held <= sum(shape.total for shape in SHAPES)
+        held = [0.0, 0.0]
+        for one in done:
+            for (begin, end, gpus), kind in zip(one.periods, one.kinds, strict=True):
+                held[kind] += gpus * (begin <= now < end)
+        assert all(each <= shape.total for each, shape in zip(held, SHAPES, strict=True))
     for one in done:
         fastest = max(one.job.scaling.speeds)
         assert one.ran_s >= one.job.duration_s / fastest * (1 - 1e-9)

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ golden = pytest.mark.skipif(
 EXACT, TIED = (5e-3, 5e-3), (0.04, 0.02)
 """relative tolerances of mean completion time and makespan. Where all jobs may get equal shares, the reference starts
 them in the order of its solver's rounding errors, Forerun in the order of arrival"""
+_ORDERS = 24
 
 
 def rows_of(matrix: Vector) -> Rows:
@@ -78,6 +80,21 @@ def test_completion_times_are_those_of_gavel(policy, tolerances):
         assert found == pytest.approx(expected, rel=1e-3)
 
 
+@golden
+@pytest.mark.parametrize("policy", ["finish_time_fairness", "max_sum_throughput_perf"])
+def test_where_jobs_tie_gavel_is_among_the_orders_in_which_they_may_start(policy):
+    means, makespans = [], []
+    for seed in range(_ORDERS):
+        jobs = jobs_of_the_reference()
+        Random(seed).shuffle(jobs)
+        times = [job.jct_s for job in in_rounds(jobs, [4], policy.replace("_", "-"))]
+        means.append(np.mean(times))
+        makespans.append(max(times))
+    expected = list(reference(policy).values())
+    assert min(means) < np.mean(expected) < max(means)
+    assert min(makespans) <= max(expected) <= max(makespans)
+
+
 stepped_jobs = st.lists(
     st.builds(
         lambda gpus, submit_s, steps, rates: (gpus, float(submit_s), steps, rates),
@@ -106,13 +123,16 @@ def test_every_policy_runs_all_jobs_on_gpus_that_exist(drawn, policy):
         assert own.steps / max(own.rates) <= ran_s * (1 + 1e-9) + 1e-6
         for (_, end_s), (begin_s, _) in zip(job.ran, job.ran[1:], strict=False):
             assert end_s <= begin_s
-    changes = sorted(
-        change
-        for job in found
-        for begin_s, end_s in job.ran
-        for change in ((begin_s, 1, job.job.gpus), (end_s, 0, -job.job.gpus))
-    )
-    assert np.cumsum([gpus for *_, gpus in changes]).max() <= sum(workers)
+    for kind, number in enumerate(workers):
+        changes = sorted(
+            change
+            for job in found
+            for (begin_s, end_s, gpus), own in zip(job.periods, job.kinds, strict=True)
+            if own == kind
+            for change in ((begin_s, 1, gpus), (end_s, 0, -gpus))
+        )
+        assert np.cumsum([gpus for *_, gpus in changes]).max(initial=0) <= number
+        assert all(by_name[job.job.name].rates[own] > 0 for job in found for own in job.kinds)
 
 
 def demand(random: np.random.Generator, jobs: int) -> Demand:

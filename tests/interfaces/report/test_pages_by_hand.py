@@ -94,6 +94,17 @@ def test_jobs_of_one_name_have_lanes_of_their_own():
     assert lanes == ["a (2)<br>#1", "a (2)<br>#2"]
 
 
+def test_lanes_show_the_kind_of_gpu_that_a_job_runs_on():
+    jobs = (
+        Scheduled(Job("a", 2, 0, 60), 0, 90, 0, ((0, 30), (30, 60), (60, 90)), kinds=(1, 0, 1)),
+        Scheduled(Job("b", 2, 0, 60), 30, 90, 0, ((30, 90),), kinds=(0,)),
+    )
+    outcome = PolicyOutcome("fifo-perf", jobs, 8, ("v100", "<i>k80"))
+    bars = {each["name"]: [round(hours * 3600) for hours in each["base"]] for each in job_schedules.gantt(outcome).data}
+    assert bars == {"waits": [0, 0], "runs on v100": [30, 30], "runs on &lt;i&gt;k80": [0, 60]}
+    assert [row["gpu_kinds"] for row in job_schedules.job_rows([outcome])] == ["<i>k80 v100", "v100"]
+
+
 def test_pictures_of_schedules_have_the_names_of_policies(monkeypatch):
     monkeypatch.setattr(job_schedules, "picture", lambda title, plot, note: title)
     assert job_schedules.schedules_pictures(*by_hand.scheduled()) == {

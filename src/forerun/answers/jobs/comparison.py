@@ -48,7 +48,8 @@ def compare(
                 if kept is not None:
                     kept.add([(key, _SCHEDULE.dump_python(schedule, mode="json"))])
     schedules = [known[key] if key in known else found[name] for key, name in zip(keys, request.policies, strict=True)]
-    return [PolicyOutcome(name, each, request.gpus) for name, each in zip(request.policies, schedules, strict=True)]
+    outcomes = zip(request.policies, schedules, strict=True)
+    return [PolicyOutcome(name, each, request.gpus, request.kinds) for name, each in outcomes]
 
 
 def _read(store: Records, keys: Sequence[str]) -> dict[str, Schedule]:

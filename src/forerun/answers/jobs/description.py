@@ -107,6 +107,11 @@ class JobsRequest:
         return self.shape.total
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Returns no kinds: all GPUs are equal."""
+        return ()
+
+    @property
     def cluster_words(self) -> str:
         """Returns the cluster in words."""
         return f"{self.gpus:,} GPUs in {self.shape.switches * self.shape.nodes:,} nodes"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-import numpy.typing as npt
 
+from forerun.answers.jobs.holders import Holders, hand_over, note_all, who_on_one_node, who_on_whole_nodes
 from forerun.answers.jobs.job import Placement
 from forerun.answers.jobs.placement import Packed, Placer, Shape
 from forerun.answers.jobs.policies import Numbers
@@ -19,8 +19,8 @@ class Displacing(ABC):
     """Finds the jobs that have to stop so that another one finds a place."""
 
     @abstractmethod
-    def look(self, order: Numbers, runs: npt.NDArray[np.bool_], gpus: Numbers) -> None:
-        """Takes note of an order of jobs: their numbers, whether they run, and their GPUs."""
+    def look(self, order: Numbers, running: Numbers) -> None:
+        """Takes note of an order of jobs: their numbers, and the places of those that run, ascending."""
 
     @abstractmethod
     def limits(self, sizes: Numbers) -> Numbers:
@@ -46,13 +46,12 @@ class Displacing(ABC):
 class Last(Displacing):
     """Displaces as many of the last jobs as necessary. It serves placements that can use any free GPUs."""
 
-    def __init__(self, place: Placer) -> None:
-        self.place = place
+    def __init__(self, place: Placer, gpus: Numbers) -> None:
+        self.place, self.gpus = place, gpus
 
-    def look(self, order: Numbers, runs: npt.NDArray[np.bool_], gpus: Numbers) -> None:
+    def look(self, order: Numbers, running: Numbers) -> None:
         """Notes the jobs that run."""
-        at = np.flatnonzero(runs)
-        self.running = list(zip(at.tolist(), gpus[at].tolist(), strict=True))
+        self.running = list(zip(running.tolist(), self.gpus[order[running]].tolist(), strict=True))
 
     def limits(self, sizes: Numbers) -> Numbers:
         """Returns the places of those whose stop frees enough GPUs."""
@@ -79,91 +78,58 @@ class OnNodes(Displacing):
     def __init__(self, shape: Shape, jobs: int) -> None:
         self.shape = shape
         self.nobody, self.repair = jobs, jobs + 1
-        self.of_gpu = np.full((shape.switches * shape.nodes, shape.gpus), self.nobody, dtype=np.int64)
-        """for each GPU the number of the job that holds it"""
-        self.stands = np.empty(jobs + 2, dtype=np.int64)
-        """for each job its place in the order; last who holds free GPUs, and those under repair"""
-        self.stands[self.nobody], self.stands[self.repair] = _NOBODY, -1
-        self._sorted: Numbers | None = None
+        nodes = shape.switches * shape.nodes
+        self.holders = Holders(
+            of_gpu=np.full((nodes, shape.gpus), self.nobody, dtype=np.int64),
+            stands=np.empty(jobs + 2, dtype=np.int64),
+            places=np.empty((nodes, shape.gpus), dtype=np.int64),
+            heap=np.empty(shape.nodes, dtype=np.int64),
+            last=np.empty(shape.switches, dtype=np.int64),
+            found=np.empty(shape.nodes * shape.gpus, dtype=np.int64),
+        )
+        self.holders.stands[:] = -1
+        self.holders.stands[self.nobody] = _NOBODY
+        self.in_node = np.empty(shape.gpus, dtype=np.int64)
+        """the latest place that the i-th of a node has, on any node"""
 
-    def look(self, order: Numbers, runs: npt.NDArray[np.bool_], gpus: Numbers) -> None:
+    def look(self, order: Numbers, running: Numbers) -> None:
         """Notes where each job stands."""
-        self.stands[order] = np.arange(len(order))
-        self._sorted = None
-
-    @property
-    def at(self) -> Numbers:
-        """Returns for each node the places of those that hold its GPUs, ascending: (nodes, GPUs)."""
-        if self._sorted is None:
-            self._sorted = np.sort(self.stands[self.of_gpu], axis=1)
-        return self._sorted
+        self.holders.stands[order] = np.arange(len(order))
+        note_all(self.holders, self.in_node)
 
     def limits(self, sizes: Numbers) -> Numbers:
         """Returns the places of the running jobs whose nodes, or GPUs of one node, are enough."""
-        per_node, held = self.shape.gpus, self.at
-        in_node = held.max(axis=0)[::-1]
-        idle = np.sort(held[:, 0].reshape(self.shape.switches, self.shape.nodes), axis=1).max(axis=0)[::-1]
+        per_node = self.shape.gpus
+        first = self.holders.places[:, 0].reshape(self.shape.switches, self.shape.nodes)
+        idle = np.sort(first, axis=1).max(axis=0)[::-1]
         small = sizes[sizes <= per_node]
-        return np.concatenate([in_node[small - 1], idle[sizes[len(small) :] // per_node - 1]])
+        return np.concatenate([self.in_node[per_node - small], idle[sizes[len(small) :] // per_node - 1]])
 
     def who(self, gpus: int, at: int) -> list[int] | None:
         """Returns the jobs on the nodes that can be had at the cost of the last ones."""
-        per_node, held = self.shape.gpus, self.at
-        if gpus <= per_node:
-            node = int(held[:, per_node - gpus].argmax())
-            return _ascending(held[node, per_node - gpus :]) if held[node, per_node - gpus] > at else None
-        whole, rest = divmod(gpus, per_node)
-        first = held[:, 0].reshape(self.shape.switches, self.shape.nodes)
-        ranked = np.argsort(first, axis=1, kind="stable")[:, ::-1]
-        least = first[np.arange(len(first)), ranked[:, whole - 1]]
-        for switch in np.argsort(-least, kind="stable").tolist():
-            if least[switch] <= at:
-                return None
-            nodes = switch * self.shape.nodes + ranked[switch]
-            gives = held[nodes[:whole]].ravel()
-            if not rest:
-                return _ascending(gives)
-            others = held[nodes[whole:], per_node - rest]
-            if len(others) and others.max() > at:
-                return _ascending(np.concatenate([gives, held[nodes[whole + int(others.argmax())], per_node - rest :]]))
-        return None
+        if gpus <= self.shape.gpus:
+            number = who_on_one_node(self.holders, gpus, at)
+        else:
+            number = who_on_whole_nodes(self.holders, *divmod(gpus, self.shape.gpus), at)
+        return None if number < 0 else sorted(set(self.holders.found[:number].tolist()) - {_NOBODY})
 
     def took(self, place: Placement, number: int) -> None:
         """Gives the job as many free GPUs of each node."""
-        whole = [node for node, taken in place if taken == self.shape.gpus]
-        self.of_gpu[whole] = number
-        for node, taken in place:
-            if taken < self.shape.gpus:
-                row = self.of_gpu[node]
-                row[(row == self.nobody).nonzero()[0][:taken]] = number
-        self._again([node for node, _ in place])
+        hand_over(self.holders, np.array(place), self.nobody, number)
 
     def left(self, place: Placement, number: int) -> None:
         """Takes them back."""
-        nodes = [node for node, _ in place]
-        held = self.of_gpu[nodes]
-        held[held == number] = self.nobody
-        self.of_gpu[nodes] = held
-        self._again(nodes)
+        hand_over(self.holders, np.array(place), number, self.nobody)
 
     def away(self, nodes: list[int]) -> None:
         """Takes away the nodes under repair, and gives back the others."""
-        self.of_gpu[self.of_gpu == self.repair] = self.nobody
-        self.of_gpu[nodes] = self.repair
-
-    def _again(self, nodes: list[int]) -> None:
-        if self._sorted is not None:
-            places = self.stands[self.of_gpu[nodes]]
-            places.sort(axis=1)
-            self._sorted[nodes] = places
+        of_gpu = self.holders.of_gpu
+        of_gpu[of_gpu == self.repair] = self.nobody
+        of_gpu[nodes] = self.repair
 
 
-def _ascending(places: Numbers) -> list[int]:
-    return sorted(set(places.tolist()) - {_NOBODY})
-
-
-def displacing(place: Placer, jobs: int) -> Displacing:
-    """Returns the object that finds jobs to displace, for `jobs` jobs that `place` places."""
+def displacing(place: Placer, gpus: Numbers) -> Displacing:
+    """Returns the object that finds jobs to displace, for jobs of so many `gpus` that `place` places."""
     if isinstance(place, Packed) and place.on_whole_nodes:
-        return OnNodes(place.shape, jobs)
-    return Last(place)
+        return OnNodes(place.shape, len(gpus))
+    return Last(place, gpus)

@@ -35,7 +35,7 @@ class _Elastic:
         self.seen_s = self.goes_s = self.since_s = 0.0
         self.end_s = inf
         self.restarts = self.stops = self.failures = 0
-        self.ran: list[tuple[float, float, int]] = []
+        self.ran: list[tuple[float, float, int, int]] = []
         self.place: Placement = ()
         self.on_rails = False
 
@@ -60,7 +60,7 @@ class _Elastic:
         """Goes on with another option of its scaling, or stops with NONE."""
         self.progress(now_s)
         if self.gpus:
-            self.ran.append((self.since_s, now_s, self.gpus))
+            self.ran.append((self.since_s, now_s, self.gpus, self.kind))
         if option != NONE and (self.ran or self.gpus):
             self.restarts += 1
             self.goes_s = now_s + restart_s
@@ -175,7 +175,7 @@ class _Rounds:
         for number in sorted(done):
             job = self.own.pop(number)
             self._release(job)
-            self.ended.append(_scheduled(job, self.now_s))
+            self.ended.append(_scheduled(job, self.now_s, len(self.shapes)))
         return bool(done)
 
     def _repair_and_fail(self) -> bool:
@@ -248,8 +248,10 @@ def _is_on(job: _Elastic, node: int) -> bool:
     return any(node == own for own, _ in job.place)
 
 
-def _scheduled(job: _Elastic, now_s: float) -> Scheduled:
-    periods = [*job.ran, (job.since_s, now_s, job.gpus)]
-    ran = tuple((begin_s, end_s) for begin_s, end_s, _ in periods)
-    held = tuple(gpus for *_, gpus in periods)
-    return Scheduled(job.job, ran[0][0], now_s, job.stops, ran, job.failures, held)
+def _scheduled(job: _Elastic, now_s: float, kinds: int) -> Scheduled:
+    """Returns what became of a job, on a cluster of so many kinds of GPUs."""
+    periods = [*job.ran, (job.since_s, now_s, job.gpus, job.kind)]
+    ran = tuple((begin_s, end_s) for begin_s, end_s, *_ in periods)
+    held = tuple(gpus for *_, gpus, _ in periods)
+    had = tuple(kind for *_, kind in periods) if kinds > 1 else ()
+    return Scheduled(job.job, ran[0][0], now_s, job.stops, ran, job.failures, held, had)

@@ -148,6 +148,8 @@ class Scheduled:
     """how often a node under it failed"""
     held: tuple[float, ...] = ()
     """GPUs that it had each time that it ran (half of them if two jobs share them); empty: always the requested ones"""
+    kinds: tuple[int, ...] = ()
+    """the kind of GPU that it had each time that it ran; empty: all GPUs are equal"""
 
     @property
     def periods(self) -> Iterator[tuple[float, float, float]]:

@@ -38,6 +38,10 @@ class ClusterRequest(Protocol):
         """Returns the GPUs of the cluster."""
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Returns the kinds of GPUs; none if all are equal."""
+
+    @property
     def cluster_words(self) -> str:
         """Returns the cluster in words."""
 
@@ -72,6 +76,8 @@ class PolicyOutcome:
     jobs: tuple[Scheduled, ...]
     gpus: int
     """GPUs of the cluster"""
+    kinds: tuple[str, ...] = ()
+    """the kinds of GPUs; empty: all are equal"""
 
     @property
     def mean_jct_s(self) -> float:

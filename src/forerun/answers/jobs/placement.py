@@ -136,18 +136,25 @@ class Packed(Placer):
 
     def release(self, place: Placement, gpus: int) -> None:
         """Gives them back to their nodes."""
-        self.take(tuple((node, -taken) for node, taken in place), -gpus)
+        self._add(place, 1)
+        self.free += gpus
         self._hopeless.clear()
 
     def take(self, place: Placement, gpus: int) -> None:
         """Takes them again on the same nodes."""
-        for node, taken in place:
+        self._add(place, -1)
+        self.free -= gpus
+
+    def _add(self, place: Placement, sign: int) -> None:
+        """Adds the GPUs of a place, or takes them away, to those that its nodes have free."""
+        for node, gpus in place:
             free = self.of_node[node]
             switch, own = divmod(node, self.shape.nodes)
-            self.nodes_with[switch][free] ^= 1 << own
-            self.nodes_with[switch][free - taken] ^= 1 << own
-            self.of_node[node] = free - taken
-        self.free -= gpus
+            nodes_with, bit = self.nodes_with[switch], 1 << own
+            nodes_with[free] ^= bit
+            free += sign * gpus
+            nodes_with[free] ^= bit
+            self.of_node[node] = free
 
     def could_ever(self, gpus: int) -> bool:
         """Returns whether one switch has as many."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from forerun.answers.jobs.displacing import displacing
 from forerun.answers.jobs.job import Job, Progress
+from forerun.answers.jobs.lines import NO_PLACE, Lines
 from forerun.answers.jobs.placement import Counted, Placer
 from forerun.answers.jobs.policies import Now, Numbers, Ranking
 from forerun.answers.jobs.simulation import Simulation, Terms
@@ -29,9 +30,8 @@ class RankedSimulation(Simulation):
         self.ran_s, self.seen_s, self.keys = np.zeros((3, len(own)))
         self.pace = np.ones(len(own))
         self.runs = np.zeros(len(own), dtype=bool)
-        self.sizes, self.kind = np.unique(self.gpus, return_inverse=True)
-        """the numbers of GPUs that jobs need, ascending, and which of them each job needs"""
-        self.displaced = displacing(place, len(own))
+        self.lines = Lines(self.gpus)
+        self.displaced = displacing(place, self.gpus)
         self.order = np.zeros(0, dtype=np.int64)
         self.moved: list[int] = []
         """jobs that came or were stopped since the last event"""
@@ -93,43 +93,41 @@ class RankedSimulation(Simulation):
         """Starts waiting jobs down the order, each in the place of the last running ones behind it if it needs one.
 
         Jobs that go on stay on their nodes. A job that finds no place even so displaces none. Nor does another one of
-        its size, until others stop and leave enough GPUs; so each size has a queue of its own.
+        its size, until others stop and leave enough GPUs; so each size has a line of its own.
         """
-        runs, gpus = self.runs[self.order], self.gpus[self.order]
-        waiting = np.flatnonzero(~runs)
-        if not len(waiting):
+        self.lines.look(self.order, self.runs)
+        if len(self.lines.running) == len(self.order):
             return
-        self.displaced.look(self.order, runs, gpus)
-        kinds = self.kind[self.order[waiting]]
-        first = np.full(len(self.sizes), len(self.order))
-        first[kinds[::-1]] = waiting[::-1]
-        may_start = first < self.displaced.limits(self.sizes)
-        queues = {int(self.sizes[kind]): waiting[kinds == kind].tolist() for kind in np.flatnonzero(may_start).tolist()}
-        stuck = set(self.sizes[~may_start].tolist())
-        to_try = [(queue[0], size) for size, queue in queues.items() if queue]
+        self.displaced.look(self.order, self.lines.running)
+        first = self.lines.first
+        may_start = first < self.displaced.limits(self.lines.sizes)
+        lines = {size: self.lines.line(size) for size in np.flatnonzero(may_start).tolist()}
+        stuck = set(np.flatnonzero(~may_start).tolist())
+        to_try = [(line.first, size) for size, line in lines.items()]
         heapify(to_try)
         while to_try:
             at, size = heappop(to_try)
-            queue = queues[size]
-            if size in stuck or not queue or queue[0] != at:
+            line = lines[size]
+            if size in stuck or line.first != at:
                 continue
             stopped = self._make_room(self.by_number[self.order[at]], at)
             if stopped is None:
                 stuck.add(size)
                 continue
-            heappop(queue)
-            again = {size, *gpus[stopped].tolist()}
+            line.go_on()
+            sizes = self.lines.of_job[self.order[stopped]].tolist()
+            again = {size, *sizes}
             if stopped:  # what they leave may be enough for jobs behind them
-                again |= {each for each in stuck if each <= self.place.free}
+                again |= {each for each in stuck if self.lines.sizes[each] <= self.place.free}
             for each in again:
-                if each not in queues:
-                    queues[each] = waiting[self.sizes[kinds] == each].tolist()
-            for each in stopped:
-                heappush(queues[int(gpus[each])], each)
+                if each not in lines:
+                    lines[each] = self.lines.line(each)
+            for place, each in zip(stopped, sizes, strict=True):
+                lines[each].insert(place)
             stuck -= again
             for each in again:
-                if queues[each]:
-                    heappush(to_try, (queues[each][0], each))
+                if lines[each].first < NO_PLACE:
+                    heappush(to_try, (lines[each].first, each))
 
     def _make_room(self, job: Progress, at: int) -> list[int] | None:
         """Starts a job, in the place of others behind place `at` if it needs one; returns their places.

@@ -73,8 +73,8 @@ class _Running:
     def __init__(self, job: SteppedJob, number: int) -> None:
         self.job, self.number = job, number
         self.left, self.kind = job.steps, -1
-        self.ran: list[tuple[float, float, float]] = []
-        """(begin, end, GPUs) of each time that it ran; a job of a pair has half of the GPUs"""
+        self.ran: list[tuple[float, float, float, int]] = []
+        """(begin, end, GPUs, kind) of each time that it ran; a job of a pair has half of the GPUs"""
         self.failures, self.trained_s, self.saved = 0, 0.0, job.steps
         """trained_s: seconds that it ran, without those that failures took; saved: the steps left at its checkpoint"""
 
@@ -194,7 +194,7 @@ class _Rounds:
                     job.left -= steps
                 job.kind = turn.kind
                 if turn.end_s > self.now_s:
-                    job.ran.append((self.now_s, turn.end_s, job.job.gpus / len(turn.jobs)))
+                    job.ran.append((self.now_s, turn.end_s, job.job.gpus / len(turn.jobs), turn.kind))
                 if job.left <= 0:
                     self._end(job, turn.end_s)
         self.now_s = self.began_s
@@ -205,11 +205,12 @@ class _Rounds:
         self.changed = True
         own = job.job
         periods = _joined(job.ran)
-        ran, held = tuple((begin_s, end) for begin_s, end, _ in periods), tuple(gpus for *_, gpus in periods)
+        ran, held = tuple((begin_s, end) for begin_s, end, *_ in periods), tuple(gpus for *_, gpus, _ in periods)
+        kinds = tuple(kind for *_, kind in periods)
         stops = sum(end != begin for (_, end), (begin, _) in pairwise(ran)) - job.failures
-        whole = all(gpus == own.gpus for gpus in held)
+        held = () if all(gpus == own.gpus for gpus in held) else held
         self.ended.append(
-            Scheduled(own.at_its_fastest, ran[0][0], end_s, max(0, stops), ran, job.failures, () if whole else held)
+            Scheduled(own.at_its_fastest, ran[0][0], end_s, max(0, stops), ran, job.failures, held, kinds)
         )
 
     def _start(self) -> list[_Turn]:
@@ -324,12 +325,12 @@ def _types(jobs: Sequence[SteppedJob], beside: Beside) -> tuple[list[int], dict[
     return types, known
 
 
-def _joined(periods: Sequence[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
-    """Returns periods with those as one that follow each other at once with the same GPUs."""
-    joined: list[tuple[float, float, float]] = []
-    for begin_s, end_s, gpus in periods:
-        if joined and joined[-1][1:] == (begin_s, gpus):
-            joined[-1] = (joined[-1][0], end_s, gpus)
+def _joined(periods: Sequence[tuple[float, float, float, int]]) -> list[tuple[float, float, float, int]]:
+    """Returns periods with those as one that follow each other at once with as many GPUs of the same kind."""
+    joined: list[tuple[float, float, float, int]] = []
+    for begin_s, end_s, gpus, kind in periods:
+        if joined and joined[-1][1:] == (begin_s, gpus, kind):
+            joined[-1] = (joined[-1][0], end_s, gpus, kind)
         else:
-            joined.append((begin_s, end_s, gpus))
+            joined.append((begin_s, end_s, gpus, kind))
     return joined

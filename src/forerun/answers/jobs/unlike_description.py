@@ -126,6 +126,11 @@ class UnlikeRequest:
         return sum(self.workers.values())
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Returns the kinds of GPUs."""
+        return tuple(self.workers)
+
+    @property
     def cluster_words(self) -> str:
         """Returns the cluster in words."""
         return " + ".join(f"{number:,} {kind}" for kind, number in self.workers.items())

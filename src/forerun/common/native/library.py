@@ -35,7 +35,8 @@ from forerun.common.native.layout import Layout, class_of, is_array, is_record, 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "objects"
 COMPILED_FOLDERS = (
-    *("answers/analysis", "answers/profile", "answers/search", "astrasim/chakra", "astrasim/messages", "common/native"),
+    *("answers/analysis", "answers/jobs", "answers/profile", "answers/search"),
+    *("astrasim/astra", "astrasim/chakra", "astrasim/messages", "common", "common/native"),
     *("core/engine", "core/memory", "core/network/topology", "core/program", "sources/profile", "sources/trace"),
 )
 """packages with compiled functions, or with constants that are compiled into them"""

@@ -175,6 +175,7 @@ def job_rows(outcomes: Sequence[PolicyOutcome]) -> list[Mapping[str, Any]]:
             "failures": job.failures,
             "gpu_s": job.held_gpu_s,
             "finish_time_ratio": ratio,
+            "gpu_kinds": " ".join(dict.fromkeys(one.kinds[kind] for kind in job.kinds)),
         }
         for one in outcomes
         for job, ratio in zip(one.jobs, one.finish_time_ratios, strict=True)
@@ -253,7 +254,11 @@ def gantt(one: PolicyOutcome) -> Plot:
     lanes = [f"{lane}<br>#{i + 1}" if lanes.count(lane) > 1 else lane for i, lane in enumerate(lanes)]
     waits = [(lane, job.job.submit_s, job.end_s) for lane, job in zip(lanes, jobs, strict=True)]
     runs = [(lane, *period) for lane, job in zip(lanes, jobs, strict=True) for period in job.ran]
-    data = [_periods("waits", waits, _WAITS), _periods("runs", runs, BLUE)]
+    kinds = [kind for job in jobs for kind in job.kinds or (0,) * len(job.ran)]
+    data = [_periods("waits", waits, _WAITS)]
+    for kind, name in enumerate(f"runs on {kind}" for kind in one.kinds) if one.kinds else [(0, "runs")]:
+        on_it = [period for period, own in zip(runs, kinds, strict=True) if own == kind]
+        data.append(_periods(plot_text(name), on_it, _COLOURS[kind % len(_COLOURS)]))
     about = f"Periods in which {len(jobs):,} jobs run under {one.policy}, {len(runs):,} in all; GPUs in brackets"
     y = axis("", type="category", categoryarray=lanes, autorange="reversed", fixedrange=True)
     x = axis("hours since the first job", rangemode="tozero")
