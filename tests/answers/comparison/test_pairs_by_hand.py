@@ -220,9 +220,12 @@ def test_a_host_that_is_not_to_blame_keeps_its_speed() -> None:
         at: Any = SimpleNamespace(parts=(part(HOST, lost_s, 0.0),), measured_s=measured_s)
         return with_host(lambda tried: 1.0 + 0.5 / tried.host, rates, at) is rates
 
-    assert kept(0.005, 2.0)  # the host differs by less than 0.3 % of the step
-    assert kept(0.1, 1.3)  # a slower host would make the step longer yet
-    assert kept(-0.1, 1.7)
+    assert kept(0.004, 1.509)  # the host differs by less than 0.3 % of the step
+    assert kept(0.1, 1.491)  # a slower host would make the step longer yet
+    assert kept(-0.1, 1.509)
+    assert not kept(0.004, 2.0)  # too far off to be anything but the host's, whose time the other kernels hid
+    assert not kept(0.1, 1.3)
+    assert not kept(-0.1, 1.7)
     assert kept(0.1, 500.0)  # no host is that slow
     assert kept(0.1, 1.502)  # it is right already
     assert not kept(0.1, 1.7)

@@ -31,6 +31,8 @@ _MOST_FACTOR = 10.0
 _MOST_HOST = 50.0
 _CLOSE = 0.003
 """share of the step that a fitted host may miss"""
+_APART = 0.01
+"""share of the step from which on an error is the host's, though the compared step does not show it as such"""
 _LEAST_KERNEL_PS = 1_000_000
 """a microsecond, the least that a corrected kernel takes"""
 
@@ -85,20 +87,21 @@ def with_host(
 ) -> KernelRates:
     """Returns `rates` with the host's speed at which the corrected prediction takes the measured time.
 
-    The host keeps its speed if it does not explain the error: if measured and predicted host time differ by less than
-    `least_share` of the step, or if no speed of the host reaches the measured time. `step_s` predicts the time of the
-    step under given rates.
+    The host keeps its speed if no speed reaches the measured time. It also does so for an error below `_APART` that the
+    compared step does not show as the host's: if measured and predicted host time differ by less than `least_share` of
+    the step, or the other way. A larger error of a prediction whose kernels and collectives are right is the host's,
+    because kernels of other times show more or less of its work. `step_s` predicts the time of the step under given
+    rates.
     """
     lost = sum(part.lost_s for part in found.parts if part.part == HOST)
-    if abs(lost) < least_share * found.measured_s:
-        return rates
     low, high = -log(_MOST_HOST), log(_MOST_HOST)
 
     def error(x: float) -> float:
         return step_s(_host(rates, exp(x))) / found.measured_s - 1.0
 
     at_zero = error(0.0)
-    if abs(at_zero) < _CLOSE or (at_zero < 0) != (lost > 0):
+    shown = abs(lost) >= least_share * found.measured_s and (at_zero < 0) == (lost > 0)
+    if abs(at_zero) < (_CLOSE if shown else _APART):
         return rates
     low, high = (low, 0.0) if at_zero < 0 else (0.0, high)
     for _ in range(12):

@@ -147,4 +147,6 @@ def _place(module: str) -> str:
 
 
 def _time(time_s: float) -> str:
+    if 0 < time_s < 1e-4:
+        return f"{time_s * 1e6:,.3g} us"
     return f"{time_s * 1e3:,.3g} ms" if time_s < 1 else f"{time_s:,.3g} s"
