@@ -27,8 +27,10 @@ def replayed(
     measured runs. So a plan that a search refuses never appears as fitting.
     """
     events = step_events(program, rank_class, pooled)
+    if not estimate.fits:
+        wanted = follow_steps(events, settings)[-1]
+        return replace(estimate, peak_bytes=max(wanted.reserved_bytes, estimate.least_bytes))
     last = follow_steps(events, settings, available_bytes)[-1]
-    wanted = follow_steps(events, settings)[-1] if last.out_of_memory else last
-    fits = estimate.fits and not last.out_of_memory
-    held = wanted.reserved_bytes if estimate.fits else max(wanted.reserved_bytes, estimate.least_bytes)
-    return replace(estimate, peak_bytes=held, fits=fits, tight=fits and last.retries > 0)
+    fits = not last.out_of_memory
+    wanted = last if fits else follow_steps(events, settings)[-1]
+    return replace(estimate, peak_bytes=wanted.reserved_bytes, fits=fits, tight=fits and last.retries > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -76,6 +77,8 @@ class _Builder:
         self.late = stack.late_accumulation and wider and not self.parallel.fsdp
         self.root = self._root() if stack.joint_ends and self.parallel.fsdp and plan.pp == 1 else None
         self.gradients = GradientSteps(self.kernels, self.parallel, self.blocks.add)
+        self._left: list[int] = []
+        """bytes of gradients that each of the first blocks leaves allocated"""
 
     def _carried(self, stage: list[tuple[Unit, int]]) -> int:
         """Returns the bytes that a stage gets beside the output of the layer before its first one."""
@@ -410,10 +413,16 @@ class _Builder:
 
     def _gradient_bytes(self, steps: Steps) -> int:
         """Returns the bytes of gradients that the steps have allocated and not freed."""
-        size = 0
-        for number, block in enumerate(self.blocks):
-            if _GRADIENT in block.tensor_category.tobytes():
-                change = (block.tensor_free < 0).astype(np.int64) - (block.tensor_alloc < 0)
-                change[block.tensor_category != Category.GRADIENT] = 0
-                size += steps.block.count(number) * int(block.tensor_bytes @ change)
-        return size
+        for block in self.blocks[len(self._left) :]:
+            self._left.append(_gradients_left(block))
+        times = Counter(steps.block)
+        return sum(times[number] * left for number, left in enumerate(self._left) if left)
+
+
+def _gradients_left(block: Block) -> int:
+    """Returns the bytes of gradients that a block leaves allocated, less those of other blocks that it frees."""
+    if _GRADIENT not in block.tensor_category.tobytes():
+        return 0
+    change = (block.tensor_free < 0).astype(np.int64) - (block.tensor_alloc < 0)
+    change[block.tensor_category != Category.GRADIENT] = 0
+    return int(block.tensor_bytes @ change)
