@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -69,18 +70,17 @@ class Processes(Generic[Task, Answer]):
             self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Answer]:
-        """Yields an answer for each task, in order."""
+        """Returns an iterator of an answer for each task, in order. Worker processes start with the tasks at once."""
         if self._pool is None and (self._workers == 1 or len(tasks) < self._worth_a_pool):
-            yield from map(self._answer, tasks)
-            return
+            return map(self._answer, tasks)
+        known: list[Answer] = []
         if self._pool is None:
-            yield self._answer(tasks[0])  # compiles the functions that forked processes inherit
+            known.append(self._answer(tasks[0]))  # compiles the functions that forked processes inherit
             tasks = tasks[1:]
             self._pool = self._start()
         size = max(1, min(self._chunk, len(tasks) // (_SHARES * self._workers)))  # few tasks: all workers get some
         chunks = [tasks[i : i + size] for i in range(0, len(tasks), size)]
-        for answers in self._pool.map(_answer_chunk, chunks):
-            yield from answers
+        return chain(known, chain.from_iterable(self._pool.map(_answer_chunk, chunks)))
 
     def _start(self) -> ProcessPoolExecutor:
         method = "fork" if sys.platform == "linux" else "spawn"

@@ -8,9 +8,10 @@ from functools import cache
 
 import numpy as np
 
+from forerun.answers.search.built_units import Key, UnitSizes, UnitTimes
 from forerun.answers.search.orders import Groups
 from forerun.answers.search.space_table import SpaceTable
-from forerun.answers.search.unit_runs import Key, Place, Placed, UnitRuns, UnitSizes, UnitTimes
+from forerun.answers.search.unit_runs import Place, Placed, UnitRuns
 from forerun.core.cost.clock import slows_long_kernels
 from forerun.core.program.types import I64
 from forerun.describe.plan.plan import Plan

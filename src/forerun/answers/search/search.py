@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from heapq import heappop, heappush, nsmallest
+from heapq import nsmallest
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from forerun.answers.search.choices import LISTED, OTHER_NUMERICS, UNMEASURED, C
 from forerun.answers.search.executor import Answer, AnswersPlans, Predictor, Question, Refused, executor_of
 from forerun.answers.search.front import Front, time_and_memory_front
 from forerun.answers.search.outcome import Outcome, Rows, Status
+from forerun.answers.search.plan_queue import Queue
 from forerun.answers.search.result import REFUSED_RULE, Objective, SearchResult
 from forerun.answers.search.space import Extent, Limits, Tally, make_spaces
 from forerun.answers.search.space_table import SpaceTable
@@ -38,7 +39,6 @@ from forerun.common.units import GIB
 from forerun.core.cost.measured import Measured
 from forerun.core.network.network_file import Network
 from forerun.core.network.on_topology import check_size
-from forerun.core.program.types import F64
 from forerun.describe.cluster.memory_limit import limited
 from forerun.describe.cluster.types import Cluster
 from forerun.describe.model.spec import ModelSpec
@@ -52,8 +52,6 @@ Place = tuple[ModelSpec, Cluster, int, int, int]
 """model, cluster, number of GPUs, sequence length and global batch of a question"""
 _OF_A_CHOICE = 4
 """plans that are simulated together in order to find the best one with another choice"""
-_REFINED = 128
-"""rows whose coarse bounds are refined together"""
 KEYS: dict[Objective, Callable[[Prediction], float]] = {
     "time": lambda p: p.step_time_s,
     "tokens": lambda p: p.step_time_s,  # the tokens of a step are given
@@ -267,9 +265,12 @@ class Simulating:
         queue = self._queue(rows)
         first = min(max(self._keep, _FIRST[0]), _FIRST[1])
         done, total, sizes = 0, len(rows), chain((first, *BATCHES), repeat(BATCHES[-1]))
-        while batch := queue.next(next(sizes), max(self.last_place, self._within_s)):
-            plans = [self._table.plan(row) for row in batch]
-            for row, answer in zip(batch, answers.run(plans), strict=True):
+        size = next(sizes)
+        while batch := queue.next(size, max(self.last_place, self._within_s)):
+            answered = answers.run([self._table.plan(row) for row in batch])
+            size = next(sizes)
+            queue.look_ahead(size, max(self.last_place, self._within_s))
+            for row, answer in zip(batch, answered, strict=True):
                 self._record(row, answer)
                 done += 1
                 if progress:
@@ -279,9 +280,9 @@ class Simulating:
         if progress:
             progress(total, total)
 
-    def _queue(self, rows: Rows) -> _Queue:
+    def _queue(self, rows: Rows) -> Queue:
         closer = self._closer if self._by_closer else None
-        return _Queue(rows, self._bound, self._refined if self._is_coarse else None, closer)
+        return Queue(rows, self._bound, self._refined if self._is_coarse else None, closer)
 
     def front(self, answers: AnswersPlans, most: int, progress: Callable[[int, int], None] | None) -> Front:
         """Finds the front of step time and memory of the plans that fit, simulating at most `most` more plans."""
@@ -344,10 +345,12 @@ class Simulating:
             return [(self._value(row), row) for row in rows[self._status[rows] == Status.OK].tolist()]
 
         while batch := queue.next(_OF_A_CHOICE, min(fit(), default=(np.inf, -1))[0]):
-            for row, answer in zip(batch, answers.run([self._table.plan(row) for row in batch]), strict=True):
+            answered = answers.run([self._table.plan(row) for row in batch])
+            queue.look_ahead(_OF_A_CHOICE, min(fit(), default=(np.inf, -1))[0])
+            for row, answer in zip(batch, answered, strict=True):
                 self._record(row, answer)
-        found = fit()
-        return self.predictions[min(found)[1]] if found else None
+        best = min(fit(), default=None)
+        return None if best is None else self.predictions[best[1]]
 
     def _value(self, row: int) -> float:
         return KEYS[self._objective](self.predictions[row])
@@ -405,52 +408,6 @@ class Simulating:
             last_place=self.last_place,
             limit_gib=limit_gib,
         )
-
-
-class _Queue:
-    """A queue of rows in the order of their bounds. Rows that come first get closer bounds.
-
-    `refined` bounds many rows and returns those that may fit, `closer` bounds one row.
-    """
-
-    def __init__(
-        self,
-        rows: Rows,
-        bound: F64,
-        refined: Callable[[Rows], Rows] | None,
-        closer: Callable[[int], float] | None,
-    ) -> None:
-        order = np.argsort(bound[rows], kind="stable")
-        self._rows, self._order, self._bound = rows[order], bound[rows][order], bound
-        self._refined, self._closer, self._next = refined, closer, 0
-        self._heap: list[tuple[float, bool, int]] = []
-        """(bound, whether it is the closest, row)"""
-
-    def next(self, most: int, last_place: float) -> list[int]:
-        """Returns up to `most` rows that may have a place, the least bound first."""
-        batch: list[int] = []
-        while len(batch) < most:
-            while self._next < len(self._rows) and (not self._heap or self._order[self._next] <= self._heap[0][0]):
-                if self._order[self._next] > last_place:
-                    break
-                self._open(last_place)
-            if not self._heap or self._heap[0][0] > last_place:
-                break
-            bound, is_closest, row = heappop(self._heap)
-            if is_closest or self._closer is None:
-                batch.append(row)
-            else:
-                heappush(self._heap, (max(bound, self._closer(row)), True, row))
-        return batch
-
-    def _open(self, last_place: float) -> None:
-        """Takes the next rows into the heap."""
-        end = min(self._next + (_REFINED if self._refined else 1), len(self._rows))
-        end = int(np.searchsorted(self._order[:end], last_place, side="right"))
-        rows = self._rows[self._next : end]
-        for row in (self._refined(rows) if self._refined else rows).tolist():
-            heappush(self._heap, (float(self._bound[row]), False, row))
-        self._next = end
 
 
 def _nothing_possible(tally: Tally, n_gpus: int) -> str:

@@ -9,12 +9,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from forerun.answers.search.built_units import UnitSizes, UnitTimes
 from forerun.answers.search.least import LeastSizes, LeastTimes
 from forerun.answers.search.orders import Groups
 from forerun.answers.search.pipelines import STAGED, Held, Pipeline
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.table import PlanTable, dense_ids
-from forerun.answers.search.unit_runs import ALONE, Placed, UnitRuns, UnitSizes, UnitTimes
+from forerun.answers.search.unit_runs import ALONE, Placed, UnitRuns
 from forerun.core.program.types import F64, I64
 from forerun.describe.plan import rules
 from forerun.describe.plan.columns import Column, Plans

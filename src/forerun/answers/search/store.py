@@ -73,9 +73,12 @@ class Remembering:
         self._store = store
 
     def run(self, plans: Sequence[Plan], /) -> Iterator[Answer]:
-        """Yields an answer for each plan, in order."""
+        """Returns an iterator of an answer for each plan, in order."""
         known = self._store.known(plans)
-        fresh = self._others.run([plan for plan in plans if plan not in known])
+        return self._kept(plans, known, self._others.run([plan for plan in plans if plan not in known]))
+
+    def _kept(self, plans: Sequence[Plan], known: dict[Plan, Answer], fresh: Iterator[Answer]) -> Iterator[Answer]:
+        """Yields an answer for each plan: a `known` one, or the next one of `fresh`, which goes into the store."""
         for plan in plans:
             if plan in known:
                 yield known[plan]

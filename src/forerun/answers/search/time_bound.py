@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forerun.answers.search.built_units import TurnUnits, UnitSizes, UnitTimes
 from forerun.answers.search.orders import Groups
 from forerun.answers.search.pipelines import STAGED, Pipeline, StageTimes
 from forerun.answers.search.screening import RankStates, Screening
 from forerun.answers.search.shared import accumulated_bytes
-from forerun.answers.search.unit_runs import TurnUnits, UnitSizes, UnitTimes
 from forerun.core.cost.op_costs import on_topology
 from forerun.core.cost.profile import load_profile
 from forerun.core.network.host_path import host_path_s_per_byte

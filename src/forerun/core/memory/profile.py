@@ -69,9 +69,14 @@ def profile(program: Program, without: Sequence[Category] = ()) -> list[MemoryPr
     return profiles
 
 
-def rises(blocks: Sequence[Block]) -> I64:
-    """Returns the most bytes that each of `blocks` allocates above those at its start, (n_blocks,)."""
-    return _shapes(tensors_of(blocks), blocks)[1]
+def rises_and_falls(blocks: Sequence[Block]) -> tuple[I64, I64]:
+    """Returns two figures of each of `blocks`, (n_blocks,) each.
+
+    They are the most bytes that it allocates above those at its start, and the bytes that it leaves allocated beside
+    those.
+    """
+    net, rise, _ = _shapes(tensors_of(blocks), blocks)
+    return rise, net.sum(axis=1)
 
 
 def _shapes(tensors: Tensors, blocks: Sequence[Block]) -> tuple[I64, I64, I64]:

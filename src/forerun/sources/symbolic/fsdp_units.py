@@ -14,6 +14,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain, count, repeat
+from typing import Literal
 
 from forerun.core.program.builder import BlockBuilder
 from forerun.core.program.types import Block, Category, Phase
@@ -106,6 +107,11 @@ def layer_unit(kind: int, plain: bool) -> UnitKind:
 
 Units = dict[UnitKind, Unit]
 """units by kind: layers of one kind share a unit"""
+UnitPart = Literal["all", "experts", "others"]
+"""a part of a model's units: all of them, those with experts, or all others
+
+The head has experts if its modules for multi-token prediction have.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,28 +169,38 @@ def staged_transformer(kernels: TransformerKernels, split: bool) -> Staged:
     return Staged(kernels, stages * kernels.plan.stage_copies, units[table], model.ends_share)
 
 
-def build_units(kernels: TransformerKernels, split: bool) -> Units:
-    """Returns every distinct unit with its blocks; with `split` weight gradients are separate blocks."""
-    units = _layer_units(kernels, layer_section, "", split)
+def build_units(kernels: TransformerKernels, split: bool, part: UnitPart = "all") -> Units:
+    """Returns every distinct unit of `part` with its blocks; with `split` weight gradients are separate blocks."""
+    units = _layer_units(kernels, layer_section, "", split, part)
     outside = ((EMBEDDING, "embedding", embedding_section), (HEAD, "head", heads_section))
     for kind, name, made in outside:
+        if part != "all" and (kind == HEAD and kernels.model.mtp_modules > 0) != (part == "experts"):
+            continue
         section = made(kernels)
         section.freeze()
         units[kind] = _with_reference(kernels, _section_unit(name, section, split), made)
-    if kernels.encoder is not None:
+    if kernels.encoder is not None and part != "experts":
         first = _n_own_kinds(kernels.model)
         units |= {first + kind: unit for kind, unit in _encoder_units(kernels, kernels.encoder, split).items()}
     return units
 
 
 def _layer_units(
-    kernels: TransformerKernels, made: Callable[[TransformerKernels, bool], Section], prefix: str, split: bool
+    kernels: TransformerKernels,
+    made: Callable[[TransformerKernels, bool], Section],
+    prefix: str,
+    split: bool,
+    part: UnitPart = "all",
 ) -> Units:
-    """Returns the units of the layers of `kernels.model`; `made` writes the section of one, checkpointed or not."""
+    """Returns the units of the layers of `part` of `kernels.model`; `made` writes the section of one, checkpointed or
+    not.
+    """
     units: Units = {}
     plan, names = kernels.plan, Counter[str]()
     checkpointing = plan.activation_checkpointing != "none"
     for number, layer in enumerate(kernels.model.kinds):
+        if part != "all" and (layer.moe is not None) != (part == "experts"):
+            continue
         here, name = kernels.of_layer(layer), prefix + ("moe_layer" if layer.moe else "layer")
         names[name] += 1
         name += f"_{names[name]}" if names[name] > 1 else ""

@@ -63,15 +63,25 @@ class PlanKernels:
     """whether compiled graphs end at module borders"""
 
     def __init__(
-        self, plan: Plan, stack: Stack, groups: dict[str, CommGroup], modules: tuple[str, ...], border_bytes: int = 0
+        self,
+        plan: Plan,
+        stack: Stack,
+        groups: dict[str, CommGroup],
+        modules: tuple[str, ...],
+        border_bytes: int = 0,
+        table: OpTableBuilder | None = None,
+        first_group: int = 0,
     ) -> None:
-        """`modules` are the names that nodes count to, the optimizer last; `border_bytes` cross a pipeline border."""
+        """`modules` are the names that nodes count to, the optimizer last; `border_bytes` cross a pipeline border.
+
+        The kernels go into `table`, if several plans share one, where the groups of this plan start at `first_group`.
+        """
         self.plan, self.stack = plan, stack
         self.modules, self.border_bytes = modules, border_bytes
         self.optimizer_module = len(modules) - 1
-        self.ops = OpTableBuilder()
+        self.ops = OpTableBuilder() if table is None else table
         self.groups = tuple(groups.values())
-        self.group_index = {axis: i for i, axis in enumerate(groups)}
+        self.group_index = {axis: i for i, axis in enumerate(groups, first_group)}
         self.group_size = {axis: group.size for axis, group in groups.items()}
         self.marker = self.ops.delay("join", 0)
         self.matmul_dtype = rules.product_dtype(plan)
@@ -240,9 +250,18 @@ class TransformerKernels(PlanKernels):
     """The kernels of a transformer under a plan."""
 
     def __init__(
-        self, model: ModelSpec, plan: Plan, stack: Stack, groups: dict[str, CommGroup], architecture: str
+        self,
+        model: ModelSpec,
+        plan: Plan,
+        stack: Stack,
+        groups: dict[str, CommGroup],
+        architecture: str,
+        table: OpTableBuilder | None = None,
+        first_group: int = 0,
     ) -> None:
-        """`architecture` is the device's, which decides which kernel scaled_dot_product_attention runs."""
+        """`architecture` is the device's, which decides which kernel scaled_dot_product_attention runs; `table` and
+        `first_group` are those of `PlanKernels`.
+        """
         self.model, self.architecture = model, architecture
         self.depth = model.n_layers
         """layers of the whole model, also where `model` is one of its layers"""
@@ -253,7 +272,8 @@ class TransformerKernels(PlanKernels):
         row = shapes.hidden * (model.streams.count if model.streams else 1) * shapes.act_bytes
         self.encoder = model.runs
         modules = MODULES if self.encoder is None else (*MODULES[:-1], "encoder", *MODULES[-1:])
-        super().__init__(plan, stack, groups, modules, shapes.tokens * row // self._border_share)
+        border_bytes = shapes.tokens * row // self._border_share
+        super().__init__(plan, stack, groups, modules, border_bytes, table, first_group)
         self.tied_elements = shapes.vocab * shapes.hidden
         self.scores = False
         """whether the kernels are those of a reference model, which runs forward passes without adapters"""
@@ -262,6 +282,8 @@ class TransformerKernels(PlanKernels):
         """Returns the bytes of the inputs that the layers from `layer` on have for themselves, and of the keys and
         values that they share with earlier ones."""
         model, s = self.model, self.shapes
+        if not model.layer_input and not any(kind.shared_kv for kind in model.kinds):
+            return 0
         behind = range(layer, model.n_layers)
         inputs = s.tokens * len(behind) * model.layer_input * s.act_bytes // self._border_share
         sources = {model.kv_source(number) for number in behind if model.layer(number).shared_kv}
