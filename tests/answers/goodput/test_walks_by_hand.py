@@ -259,6 +259,35 @@ def test_spares_are_swapped_in(met):
     assert found.spent_s[Spent.REPLACE] == 40.0 + 900.0 + 900.0
 
 
+def test_a_crash_does_not_end_the_wait_for_a_node(met):
+    """The run starts at 17 s. The node that fails at 105 s is back 500 s after that shows; the crash begins the rest
+    of the recovery again."""
+    request = replace(PLAIN, spares=Spares(0, 0.0))
+    node, crash = replace(NODE, repair_s=500.0), replace(CRASH, nodes=0)
+    found = met(request, (105.0, node, 0.5), (200.0, crash, 0.5))
+    assert found.spent_s == {
+        Spent.START: 17.0,
+        Spent.DETECT: 3.0 + 3.0,
+        Spent.REPLACE: (200.0 - 108.0) + (608.0 - 203.0),
+        Spent.RESTART: 11.0 + 13.0 + 17.0,
+        Spent.WASTED: pytest.approx(105.0 - 17.0),
+    }
+    assert found.wall_s == pytest.approx(608.0 + 41.0 + 1_000.0)
+
+
+def test_a_run_with_too_few_replicas_starts_when_enough_are_back(met):
+    """The replica that fails at 105 s is back at 632 s, the one that fails at 200 s at 703 s. The run can do without
+    one of them: it starts again at 632 s, though a crash comes in between, and makes steps alone until 703 s."""
+    request = replace(PLAIN, spares=Spares(0, 0.0), elastic=Elastic(2, 1, 5.0))
+    node, crash = replace(NODE, repair_s=500.0), replace(CRASH, nodes=0)
+    found = met(request, (105.0, node, 0.5), (200.0, node, 0.5), (300.0, crash, 0.5))
+    assert found.spent_s[Spent.REPLACE] == (300.0 - 203.0) + (632.0 - 303.0)
+    assert found.spent_s[Spent.RESIZE] == 5.0 + 5.0
+    assert found.spent_s[Spent.RESTART] == 11.0 + 13.0 + 17.0
+    alone_s = (703.0 - 632.0 - 41.0) / 2.0
+    assert found.spent_s[Spent.FEWER] == pytest.approx((200.0 - 113.0) / 2.0 + alone_s)
+
+
 def test_maintenance_saves_and_loads(met):
     """The stop is due at 500 s, in step 46.6: both levels save step 46 in 110 s, and the stop lasts 60 s.
 

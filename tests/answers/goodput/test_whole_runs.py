@@ -180,6 +180,18 @@ def test_spares_end_the_wait_for_repairs():
     assert waits[2] == pytest.approx(60.0 * number)
 
 
+@pytest.mark.parametrize("elastic", [None, Elastic(8, 7, 30.0)])
+def test_more_failures_never_gain_time_where_nodes_are_waited_for(elastic):
+    node = FailureKind("node", 0.4 / DAY_S, repair_s=DAY_S)
+    request = replace(MONTH, spares=Spares(0, 60.0), elastic=elastic, wall_s=30 * DAY_S)
+    found = []
+    for mtbf_h in (inf, 100.0, 20.0, 5.0, 1.0):
+        crash = FailureKind("crash", 1 / (mtbf_h * HOUR_S), nodes=0, scope="process")
+        kinds = (node, crash) if mtbf_h < inf else (node,)
+        found.append(np.mean([walk(replace(request, failures=kinds), 1, run).goodput for run in range(8)]))
+    assert found == sorted(found, reverse=True)
+
+
 def test_replicas_go_on_without_the_one_that_failed():
     kind = FailureKind("node", 1 / (0.3 * HOUR_S), nodes=0)
     recovery = Recovery(60.0, 60.0, 540.0, 0.0, 0.0)

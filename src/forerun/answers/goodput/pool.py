@@ -44,8 +44,23 @@ class Pool:
         heapq.heappush(self._returns, back_s)
         return True
 
+    def stop(self, ready_s: float) -> float:
+        """Notes that the whole run stops and that nodes stand in the place of the failed ones from `ready_s` on.
+
+        Returns when no more nodes are missing than the run can do without. Failures while it waits change nothing for
+        those that were missing before.
+        """
+        heapq.heappush(self._returns, ready_s)
+        spared = 0 if self._elastic is None else self._elastic.replicas - self._elastic.least_replicas
+        return sorted(self._returns)[max(0, len(self._returns) - 1 - spared)]
+
+    def start(self, now_s: float) -> None:
+        """Ends the absence of all that are back, because the whole run starts again."""
+        while self._returns and self._returns[0] <= now_s:
+            heapq.heappop(self._returns)
+
     def all_return(self) -> None:
-        """Ends the absence of all replicas, because the whole run starts again."""
+        """Ends the absence of all replicas, because planned work brings them back."""
         self._returns.clear()
 
     @property

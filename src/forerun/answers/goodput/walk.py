@@ -49,6 +49,8 @@ class _Walk:
         self.phase_ends = list(accumulate(phase.steps for phase in request.phases))
         self.maintenance_s = inf if request.maintenance is None else request.maintenance.every_s
         self.pool = Pool(request)
+        self.stopped = True
+        """whether the whole run has stopped, so that it has to start again even if replicas could go on alone"""
         self.saves = [Saves() for _ in request.levels]
         self.busy_until_s = [0.0] * len(request.levels)
         self.cycles = list(accumulate((level.every for level in request.levels), mul))
@@ -64,6 +66,7 @@ class _Walk:
         recovery = self.request.recovery
         if not self._spend(Spent.START, recovery.start_s + recovery.warmup_s):
             self._recover()
+        self.stopped = False
         while self.step < self.phase_ends[-1] and self.now_s < self.wall_s:
             self._change()
             self._train(min(self._failure_s, self.wall_s, self.maintenance_s, self._change_s))
@@ -234,6 +237,9 @@ class _Walk:
             causes.append(failure.kind.name)
             stages = self._stages(failure)
             if all(self._spend(what, seconds) for what, seconds in stages):
+                if self.stopped:
+                    self.pool.start(self.now_s)
+                self.stopped = False
                 break
         self.longest_stop_s = max(self.longest_stop_s, self.now_s - begin_s)
         if causes:
@@ -243,18 +249,19 @@ class _Walk:
         """Discards the progress that a failure destroys, and returns the stages of the recovery."""
         recovery, kind = self.request.recovery, failure.kind
         detect_s = recovery.hang_detect_s if failure.luck < kind.hang_share else recovery.crash_detect_s
-        replace_s = self.pool.replace_s(kind, self.now_s)
-        back_s = self.now_s + detect_s + replace_s + recovery.restart_s + recovery.communicators_s
-        if failure.since_s == failure.at_s and self.pool.lose_replica(back_s):
+        detected_s = self.now_s + detect_s
+        replace_s = self.pool.replace_s(kind, detected_s)
+        back_s = detected_s + replace_s + recovery.restart_s + recovery.communicators_s
+        if not self.stopped and failure.since_s == failure.at_s and self.pool.lose_replica(back_s):
             stages = [(Spent.DETECT, detect_s), (Spent.RESIZE, self._resize_s)]
             if self.request.elastic is not None and self.request.elastic.shards:
                 return [*stages, (Spent.RESTORE, self._roll_back(failure))]
             self._lose(float(floor(self.step)))
             return stages
-        self.pool.all_return()
+        self.stopped = True
         return [
             (Spent.DETECT, detect_s),
-            (Spent.REPLACE, replace_s),
+            (Spent.REPLACE, max(0.0, self.pool.stop(detected_s + replace_s) - detected_s)),
             (Spent.RESTART, recovery.restart_s + recovery.communicators_s),
             (Spent.RESTORE, self._roll_back(failure)),
             (Spent.RESTART, recovery.warmup_s),
@@ -303,8 +310,10 @@ class _Walk:
         if not self.request.levels:
             self._lose(0.0)
         start_s = recovery.restart_s + recovery.communicators_s + load_s + recovery.warmup_s
+        self.stopped = True
         if not self._spend(Spent.MAINTENANCE, maintenance.down_s + start_s):
             self._recover()
+        self.stopped = False
         self._note(begin_s, self.now_s, "maintenance", "planned")
 
     # sums over steps
