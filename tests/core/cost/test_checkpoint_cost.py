@@ -68,6 +68,6 @@ def test_the_assumed_storage_is_that_of_its_source():
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "", "1,2,3", "nan", "inf"])
 def test_a_storage_is_one_or_two_rates(text):
-    with pytest.raises(ForerunError, match=r"^--storage .*expected GB/s of a rank"):
+    with pytest.raises(ForerunError, match=r"^expected GB/s of a rank"):
         Storage.of_text(text)
     assert Storage.of_text("2,100") == Storage(2e9, 100e9)

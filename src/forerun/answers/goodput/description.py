@@ -28,6 +28,8 @@ def _number(value: object) -> object:
         return value
 
 
+WeibullShape = Annotated[float, Field(ge=0.1)]
+"""of components with a smaller one nearly all fail at once, and the others never"""
 Slowing = Annotated[float, Field(ge=1)]
 Large = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 Component = Literal["gpu", "node", "job"]
@@ -43,7 +45,7 @@ class KindEntry(Entry):
     per_1000_days: NotNegative | None = None
     of: Component = "node"
     number: AtLeastOne | None = None
-    shape: Positive = 1.0
+    shape: WeibullShape = 1.0
     scope: Scope = "node"
     nodes: Count = 1
     repair_hours: NotNegative | None = None

@@ -31,7 +31,7 @@ from forerun.answers.goodput.request import (
     Slowdown,
     Spares,
 )
-from forerun.common.errors import ForerunError, UnknownName
+from forerun.common.errors import ForerunError, UnknownName, at
 from forerun.common.shipped import shipped_data
 from forerun.common.yaml_files import check
 from forerun.describe.cluster.catalog import load_cluster
@@ -161,7 +161,7 @@ class _Reader:
             fields["seq_len"] = phase.seq_len
         if phase is not None and phase.global_batch is not None:
             batch = phase.global_batch
-        storage = None if entry.checkpoint.storage is None else Storage.of_text(entry.checkpoint.storage)
+        storage = self._storage(entry.checkpoint)
         how = (entry.checkpoint.mode, storage, entry.plan.compress_gradients, entry.plan.outer_steps)
         found = PlannedStep.of(entry.plan.model, fields, self.cluster, entry.gpus, batch, *how)
         if not found.fits:
@@ -180,10 +180,10 @@ class _Reader:
             assert entry.days is not None
             rate = sum(phase.share * one.seconds / one.tokens for phase, one in zip(schedule, steps, strict=True))
             tokens = entry.days * _DAY_S / rate
-        counts = [ceil(phase.share * tokens / one.tokens) for phase, one in zip(schedule, steps, strict=True)]
+        counts = [phase.share * tokens / one.tokens for phase, one in zip(schedule, steps, strict=True)]
         if sum(counts) > _MOST_STEPS:
-            raise self._wrong(f"{sum(counts):,} steps are more than {_MOST_STEPS:,}; check tokens and step")
-        return tuple(Phase(n, one.seconds, one.tokens) for n, one in zip(counts, steps, strict=True))
+            raise self._wrong(f"{sum(counts):.3g} steps are more than {_MOST_STEPS:,}; check tokens, days and step")
+        return tuple(Phase(ceil(n), one.seconds, one.tokens) for n, one in zip(counts, steps, strict=True))
 
     # failures
 
@@ -192,7 +192,8 @@ class _Reader:
         if entry.preset is not None:
             presets = _presets()["failures"]
             if entry.preset not in presets:
-                raise UnknownName("preset of failures", entry.preset, list(presets))
+                with at(self.place):
+                    raise UnknownName("preset of failures", entry.preset, list(presets))
             preset = presets[entry.preset]
             self.notes.append(f"Failures are those of {entry.preset}: {' '.join(preset['source'].split())}.")
             for name, values in preset["kinds"].items():
@@ -218,6 +219,8 @@ class _Reader:
             raise self._wrong(f"failures: {name}: give either mtbf_hours or per_1000_days")
         if entry.number is not None and "of" in entry.model_fields_set:
             raise self._wrong(f"failures: {name}: give either of or number")
+        if entry.nodes > self.nodes:
+            raise self._wrong(f"failures: {name}: {entry.nodes:,} nodes leave, and the run has {self.nodes:,}")
         components = entry.number or {"gpu": self.entry.gpus, "node": self.nodes, "job": 1}[entry.of]
         each = (
             1.0 / (entry.mtbf_hours * _HOUR_S) if entry.mtbf_hours else (entry.per_1000_days or 0.0) / (1000 * _DAY_S)
@@ -250,12 +253,12 @@ class _Reader:
                 f" from one rank, and goes to {times.storage}; mode {times.mode}."
             )
         if entry.state is not None:
-            stated = StatedState(
-                entry.state.parameters, entry.state.weights, entry.state.optimizer, entry.state.moments
-            )
-            storage = None if entry.storage is None else Storage.of_text(entry.storage)
-            like = load_cluster(entry.state.host_link_of)
-            save, load = stated.cost(self.entry.gpus, like, storage, entry.mode)
+            state = entry.state
+            with at(f"{self.place}: checkpoint.state"):
+                stated = StatedState(state.parameters, state.weights, state.optimizer, state.moments)
+            with at(f"{self.place}: checkpoint.state"):
+                like = load_cluster(entry.state.host_link_of)
+                save, load = stated.cost(self.entry.gpus, like, self._storage(entry), entry.mode)
             blocking_s = save.stall_s if blocking_s is None else blocking_s
             persist_s = save.beside_s if persist_s is None else persist_s
             load_s = load if load_s is None else load_s
@@ -276,6 +279,12 @@ class _Reader:
         first = CheckpointLevel("checkpoint", 1, blocking_s, persist_s or 0.0, load_s, entry.survives, drag or 0.0)
         more = (CheckpointLevel(**one.model_dump()) for one in entry.levels)
         return (first, *more)
+
+    def _storage(self, entry: CheckpointEntry) -> Storage | None:
+        if entry.storage is None:
+            return None
+        with at(f"{self.place}: checkpoint.storage"):
+            return Storage.of_text(entry.storage)
 
     def _recovery(self) -> Recovery:
         defaults, given = dict(_presets()["defaults"]), self.entry.recovery

@@ -38,7 +38,7 @@ class Storage:
             rates = []
         if len(rates) not in (1, 2) or not all(0 < rate < math.inf for rate in rates):
             raise ForerunError(
-                f"--storage {text}: expected GB/s of a rank, or of a rank and of all ranks together, as in 2 or 2,100"
+                f"expected GB/s of a rank, or of a rank and of all ranks together, as in 2 or 2,100; got {text!r}"
             )
         return Storage(rates[0], rates[1] if len(rates) == 2 else math.inf)
 

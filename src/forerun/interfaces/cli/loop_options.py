@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forerun.common.errors import ForerunError
+from forerun.common.errors import ForerunError, at
 from forerun.describe.cluster.storage import Storage
 from forerun.describe.plan.training_loop import CHECKPOINT_MODES, KINDS, TrainingLoop
 
@@ -52,4 +52,7 @@ class LoopOptions:
     def where(self) -> Storage | None:
         """Returns the storage of checkpoints, None for the default one. Raises ForerunError for a value that is
         wrong."""
-        return None if self.storage is None else Storage.of_text(self.storage)
+        if self.storage is None:
+            return None
+        with at("--storage"):
+            return Storage.of_text(self.storage)
