@@ -137,8 +137,9 @@ def test_narrow_dtypes_are_faster_and_wide_ones_slower():
     assert gemm_rates(device, "fp16").flops_per_s == gemm_rates(device, "bf16").flops_per_s
 
 
-def test_bf16_without_a_bf16_unit_runs_as_fp16_and_fp8_is_refused():
+def test_bf16_without_a_bf16_unit_runs_as_fp16_tf32_as_fp32_and_fp8_is_refused():
     volta = load_device("v100")
+    assert gemm_rates(volta, "tf32") == gemm_rates(volta, "fp32")
     assert gemm_rates(volta, "bf16").flops_per_s == gemm_rates(volta, "fp16").flops_per_s
     with pytest.raises(ForerunError, match="has no fp8 matrix unit"):
         gemm_rates(volta, "fp8")

@@ -18,6 +18,7 @@ from forerun.core.program.causes import EXPOSED, N_CAUSES, Cause
 from forerun.core.program.kinds import KINDS, OpKind
 from forerun.core.program.origin import PROFILE, Origin
 from forerun.core.program.types import F64, I8, I32, I64, FlatProgram, Mask, Phase, Program, Stream
+from forerun.sources.profile.kernel_names import work_of
 
 _STREAM_CAUSE = np.zeros(len(Stream), np.int64)
 for _stream, _cause in (
@@ -31,6 +32,13 @@ for _stream, _cause in (
 ):
     _STREAM_CAUSE[_stream] = _cause
 _CAUSE_OF_KIND = np.array([KINDS[kind].cause for kind in OpKind], np.int64)
+_CAUSE_OF_WORK: dict[str, Cause] = {
+    "product": Cause.MATMUL,
+    "attention": Cause.ATTENTION,
+    "attention_backward": Cause.ATTENTION,
+    "optimizer": Cause.OPTIMIZER,
+}
+"""Cause of a profiled kernel by the work that its name implies; that of all others is MEMORY_BOUND"""
 # Code compiled by numba reads plain numbers.
 _COMPUTE_STREAM, _RECOMPUTING, _UPDATING = int(Stream.COMPUTE), int(Phase.RECOMPUTE), int(Phase.OPTIMIZER)
 _RECOMPUTE, _OPTIMIZER, _HOST = int(Cause.RECOMPUTE), int(Cause.OPTIMIZER), int(Cause.HOST)
@@ -82,7 +90,7 @@ def breakdown_ps(
     if split_ps is None:
         split_ps = np.zeros((len(ops), N_CAUSES), np.int64)
     divided: Mask = np.any(split_ps > 0, axis=1)
-    counts = _Counts(_CAUSE_OF_KIND[ops.kind], waiting_causes(program, origin), split_ps, divided, flat.phase)
+    counts = _Counts(running_causes(program, origin), waiting_causes(program, origin), split_ps, divided, flat.phase)
     class_end = np.zeros(0, np.int64) if alone else timeline.class_end_ps
     return _breakdown(nodes_of(flat), times_of(timeline), counts, joint[flat.meeting_channel], class_end, has_pipeline)
 
@@ -103,16 +111,31 @@ def waiting_causes(program: Program, origin: Origin) -> I64:
         causes[np.ix_(kernels, _PIPELINE_STREAMS)] = Cause.EXPOSED_DATA_PARALLEL
     if origin.source == PROFILE:
         alone = np.flatnonzero(program.ops.is_compute | program.ops.is_delay)
-        causes[np.ix_(alone, _PIPELINE_STREAMS)] = _CAUSE_OF_KIND[program.ops.kind[alone], None]
+        causes[np.ix_(alone, _PIPELINE_STREAMS)] = running_causes(program, origin)[alone, None]
+    return causes
+
+
+def running_causes(program: Program, origin: Origin) -> I64:
+    """Returns the Cause of each op while it runs on the compute stream, (n_ops,); `origin` is that of `program`.
+
+    The kind of the op decides. Kernels of a profile whose sizes the file does not tell are memory-bound ops, so there
+    the name of the kernel decides.
+    """
+    ops = program.ops
+    causes = _CAUSE_OF_KIND[ops.kind]
+    if origin.source == PROFILE:
+        for row in np.flatnonzero(ops.is_memory_bound).tolist():
+            causes[row] = _CAUSE_OF_WORK.get(work_of(ops.name[row]).kind, Cause.MEMORY_BOUND)
     return causes
 
 
 def node_causes(flat: FlatProgram, program: Program, nodes: I64) -> I64:
     """Returns the Cause of the time in which each of `nodes` runs, (n,); off the compute stream, of waiting for it."""
     op, stream, phase = flat.op[nodes], flat.stream[nodes], flat.phase[nodes]
-    causes: I64 = waiting_causes(program, Origin.of(program))[op, stream]
+    origin = Origin.of(program)
+    causes: I64 = waiting_causes(program, origin)[op, stream]
     compute = stream == Stream.COMPUTE
-    causes[compute] = _CAUSE_OF_KIND[program.ops.kind[op[compute]]]
+    causes[compute] = running_causes(program, origin)[op[compute]]
     causes[compute & (phase == Phase.OPTIMIZER) & (causes != Cause.HOST)] = Cause.OPTIMIZER
     causes[compute & (phase == Phase.RECOMPUTE)] = Cause.RECOMPUTE
     return causes

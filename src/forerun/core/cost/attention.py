@@ -101,7 +101,8 @@ def attention_rates(
     if head_dim < 1:
         raise ForerunError(f"attention with heads of {head_dim} dimensions; at least 1 is needed")
     wide = dtype in FOUR_BYTES
-    peak = device.peak(dtype if wide else two_byte_unit(device))
+    narrow = dtype if dtype in device.peak_flops else "fp32"  # libraries run fp32 where there is no tf32
+    peak = device.peak(narrow if wide else two_byte_unit(device))
     return AttentionRates(
         flops_per_s=entry.p_tflops / profile.reference.peak_tflops["bf16"] * peak * forward,
         peak_flops_per_s=peak,

@@ -70,13 +70,14 @@ class GemmRates:
 def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> GemmRates:
     """Returns the constants of `dtype` on `device`; `profile` replaces the device's own.
 
-    A device without bf16 runs it at the rate of fp16. Dtypes that were not measured reach the same fraction of their
-    peak as bf16 (mxfp8 and nvfp4: as fp8, where the profile has it).
+    A device without bf16 runs it at the rate of fp16, and one without tf32 runs fp32, as libraries do. Dtypes that were
+    not measured reach the same fraction of their peak as bf16 (mxfp8 and nvfp4: as fp8, where the profile has it).
 
     Raises:
         ForerunError: the device has no matrix unit of `dtype`.
     """
     profile = profile or load_profile(device.cost_profile)
+    dtype = _in_place_of_tf32(device, dtype)
     unit = _PEAK_OF.get(dtype, dtype)
     peak = device.peak("fp16" if unit == "bf16" and unit not in device.peak_flops else unit)
     wanted = dtype if dtype in profile.gemm else _CONSTANTS_OF.get(dtype, dtype)
@@ -102,6 +103,10 @@ def gemm_rates(device: Device, dtype: str, profile: Profile | None = None) -> Ge
         accumulate_exposed=roles.accumulate_exposed,
         unaligned=roles.unaligned if input_bytes == 2.0 else 0.0,
     )
+
+
+def _in_place_of_tf32(device: Device, dtype: str) -> str:
+    return "fp32" if dtype == "tf32" and dtype not in device.peak_flops else dtype
 
 
 def gemm_s(
