@@ -548,7 +548,7 @@ def test_what_full_checkpointing_runs_again() -> None:
     """torch stops at the last tensor that backward needs, Megatron runs the layer to its end. Both keep its input."""
     early, whole = (
         build(DENSE, plan(stack=stack, activation_checkpointing="full"), CLUSTER)
-        for stack in ("torchtitan", "megatron-core")
+        for stack in ("torchtitan-0.1", "megatron-core")
     )
     parts = f"rmsnorm {PROJECTIONS} attention.kernel attention.out residual rmsnorm' {UP}"
     assert run_again(early, "layer.backward") == [("", parts)]
@@ -558,6 +558,16 @@ def test_what_full_checkpointing_runs_again() -> None:
     assert run_again(whole, "layer.backward") == [("", parts)]
     for program in (early, whole):
         assert kept_by(program, "layer.forward") == [("rmsnorm", 2 * T * H)]
+
+
+def test_a_captured_graph_runs_nothing_again_that_nobody_reads() -> None:
+    """torchtitan's checkpoints run to their end from 2025-08 on, unless a compiler sees them."""
+    eager, compiled = (
+        build(DENSE, plan(stack="torchtitan", activation_checkpointing="full", compile=compiles), CLUSTER)
+        for compiles in (False, True)
+    )
+    ends = [run_again(program, "layer.backward")[0][1].split() for program in (eager, compiled)]
+    assert ["ffn.down" in end for end in ends] == [True, False]
 
 
 def test_a_compiler_keeps_of_a_checkpoint_only_what_backward_uses() -> None:

@@ -16,8 +16,8 @@ def settle_activations(kernels: PlanKernels, tape: Tape, checkpointed: bool) -> 
     """Sets the operations of a finished tape that run again in the backward pass, and the tensors that wait in host
     memory.
     """
-    tape.early_stop = kernels.stack.recompute_early_stop
     tape.compiled = kernels.plan.compiles_layers
+    tape.early_stop = kernels.stack.recompute_early_stop or tape.compiled  # a captured graph has no dead code
     tape.weights_first = kernels.whole_graph
     if checkpointed:
         tape.regions = checkpoint_regions(kernels.plan, tape)
