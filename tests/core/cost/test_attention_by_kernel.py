@@ -2,12 +2,14 @@
 
 import csv
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from forerun.core.cost.attention import attention_rates, attention_s
+from forerun.core.cost.attention import AttentionRates, attention_rates, attention_s
+from forerun.core.cost.profile import load_profile
 from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, Attention
 from forerun.describe.cluster.catalog import load_device
 
@@ -33,8 +35,8 @@ KERNELS = {
 DIRECTIONS = {"fwd": (False,), "bwd": (True,), "fwd+bwd": (False, True)}
 LONG = 2048
 """queries from which kernels are as long as those of training"""
-BOUNDS = {("mi355x", "aiter", "fwd", 64): 0.35}
-"""mean errors above 0.11: causal kernels reach half of the rate of others there, and Forerun has one rate for both"""
+BOUNDS = {("mi355x", "aiter", "fwd", 64): 0.25}
+"""mean errors above 0.08: causal kernels reach half of the rate of others there, and Forerun has one rate for both"""
 
 
 def _flops(row: dict[str, str]) -> float:
@@ -87,6 +89,32 @@ def _is_usual(row: dict[str, str]) -> bool:
     return row["dtype"] in ("bf16", "fp16") and not grouped and not variant
 
 
+SIZE = {"batch": 8, "heads": 32, "kv_heads": 32, "head_dim": 128, "v_head_dim": 128}
+
+
+def _square_s(rates: AttentionRates, seq: int, backward: bool) -> float:
+    columns = {name: np.array([value]) for name, value in {**SIZE, "seq_q": seq, "seq_kv": seq}.items()}
+    return float(attention_s(Attention(**columns, causal=np.array([True]), backward=np.array([backward])), rates)[0])
+
+
+@pytest.mark.parametrize(("backward", "name"), [(False, "extra_keys"), (True, "backward_extra_keys")])
+def test_extra_keys_weigh_on_short_sequences_of_their_own_pass(backward: bool, name: str) -> None:
+    rates = attention_rates(load_device("h100"), "flash3", 128)
+    twice = replace(rates, **{name: 2 * getattr(rates, name)})
+    assert _square_s(twice, 1024, backward) > 1.2 * _square_s(rates, 1024, backward)
+    assert 1.0 < _square_s(twice, 65536, backward) / _square_s(rates, 65536, backward) < 1.05
+    assert _square_s(twice, 1024, not backward) == _square_s(rates, 1024, not backward)
+
+
+def test_a_kernel_without_extra_keys_takes_those_of_the_device() -> None:
+    device = load_device("h100")
+    profile = load_profile(device.cost_profile).attention.head_dim[128].extra_keys
+    triton = attention_rates(device, "triton", 128)
+    assert [triton.extra_keys, triton.backward_extra_keys] == pytest.approx([profile, profile])
+    borrowed, own = (attention_rates(device, kernel, 128) for kernel in ("flash4", "flash3"))
+    assert borrowed.backward_extra_keys == own.backward_extra_keys > own.extra_keys
+
+
 @pytest.mark.skipif(not TABLE.exists(), reason=f"{TABLE} is absent")
 def test_each_kernel_takes_as_long_as_benchmarks_say() -> None:
     errors: dict[tuple[str, str, str, int], list[float]] = defaultdict(list)
@@ -98,5 +126,5 @@ def test_each_kernel_takes_as_long_as_benchmarks_say() -> None:
             errors[group].append(abs(_seconds(row, device, kernel) / measured_s - 1))
     means = {group: float(np.mean(found)) for group, found in errors.items()}
     assert len(means) > 35
-    assert {group: mean for group, mean in means.items() if mean > BOUNDS.get(group, 0.11)} == {}
-    assert np.mean(list(means.values())) < 0.07
+    assert {group: mean for group, mean in means.items() if mean > BOUNDS.get(group, 0.08)} == {}
+    assert np.mean(list(means.values())) < 0.04

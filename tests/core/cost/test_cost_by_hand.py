@@ -189,6 +189,7 @@ FUSED = AttentionRates(
     peak_flops_per_s=2e12,
     backward_rate=0.5,
     extra_keys=32.0,
+    backward_extra_keys=32.0,
     launch_s=1e-3,
     tail_rows=300.0,
     slowdown=0.0,

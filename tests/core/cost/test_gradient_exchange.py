@@ -9,6 +9,7 @@ from forerun.common.errors import ForerunError
 from forerun.common.units import PS_PER_S
 from forerun.core.cost.gradient_exchange import gradient_rows, wires_of
 from forerun.core.cost.measured import Curve, Measured, NetworkProfile
+from forerun.core.cost.memory_bound import memory_rates
 from forerun.core.cost.step_costs import Launching, step_costs
 from forerun.core.network.alpha_beta import AlphaBeta
 from forerun.core.network.network_file import parse_topology
@@ -153,7 +154,7 @@ def test_compression_takes_passes_at_the_speed_of_the_device():
     group = CommGroup.on_mesh("dp", 16, 1, 8)
     size = np.array([1e9])
     packed = Compressed(NoNetwork(), 4.0, passes=2.0).seconds(size, group, wires)
-    bandwidth = 0.8 * H100.device.memory_bytes_per_s
+    bandwidth = memory_rates(H100.device).bytes_per_s
     assert packed == pytest.approx(2 * (2.25e9 / bandwidth + wires.launch_s))
 
 

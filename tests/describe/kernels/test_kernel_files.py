@@ -1,6 +1,7 @@
 """Entries of attention kernels and dispatchers: what one says by saying nothing, and errors that name a wrong one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_an_entry_that_says_least_is_a_plain_fused_kernel() -> None:
 def test_a_kernel_has_its_own_rates_those_it_borrows_or_its_default() -> None:
     flash4 = attention_kernel("flash4")
     hopper = attention_kernel("flash3").rate_on("hopper")
-    assert flash4.rate_on("hopper") == KernelRate(hopper.forward, hopper.backward, "those of flash3")
+    assert flash4.rate_on("hopper") == replace(hopper, stands_in="those of flash3")
     assert flash4.rate_on("volta") == KernelRate(0.6, 0.7, "assumed ones")
     assert hopper.stands_in == ""
     assert flash4.rate_on("blackwell").stands_in == ""
@@ -52,6 +53,12 @@ def test_a_rate_by_head_size_is_linear_between_measured_sizes_and_level_beyond()
         (0.5, 0.8),
     ]
     assert KernelRate(0.7, 0.9).at(64) == (0.7, 0.9)
+
+
+def test_extra_keys_are_those_of_the_profile_unless_a_kernel_has_its_own() -> None:
+    assert KernelRate(1.0, 1.0).extra_keys_at(128, 400.0) == (400.0, 400.0)
+    assert KernelRate(1.0, 1.0, extra_keys=300.0).extra_keys_at(128, 400.0) == (300.0, 300.0)
+    assert KernelRate(1.0, 1.0, backward_extra_keys={64: 500, 128: 700}).extra_keys_at(96, 400.0) == (400.0, 600.0)
 
 
 def test_plans_choose_any_kernel_or_leave_it_to_the_stack() -> None:

@@ -3,7 +3,8 @@
 There are s_q queries and s_k keys; a query attends to `pairs` keys on average (s_k / 2 under a causal mask of a
 square). Heads have size D in queries and keys and Dv in values:
 
-    all = 2 b H s_q (D + Dv) (pairs + c) / P       work, c extra keys a query: diagonal, prologue, softmax tail
+    all = 2 b H s_q (D + Dv) (pairs + c) / P       work, c extra keys a query: diagonal, prologue, softmax tail; the
+                                                   backward pass of some kernels has a larger c
     all' = all (1 + d T / (T + tau)),  T = all at c = 0    long kernels slow down, as matrix products do
     one = L 2 128 (D + Dv) (s_k + c) SM / P        exposed part of the longest block of 128 queries
     M = bytes of queries, keys, values, output over the bandwidth
@@ -39,6 +40,7 @@ class AttentionRates:
     peak_flops_per_s: float
     backward_rate: float
     extra_keys: float
+    backward_extra_keys: float
     launch_s: float
     tail_rows: float
     """exposed queries of the longest block, times multiprocessors"""
@@ -100,6 +102,7 @@ def attention_rates(
     forward, backward = rate.at(padded)
     if head_dim < 1:
         raise ForerunError(f"attention with heads of {head_dim} dimensions; at least 1 is needed")
+    extra_keys, backward_extra_keys = rate.extra_keys_at(padded, entry.extra_keys)
     wide = dtype in FOUR_BYTES
     narrow = dtype if dtype in device.peak_flops else "fp32"  # libraries run fp32 where there is no tf32
     peak = device.peak(narrow if wide else two_byte_unit(device))
@@ -107,7 +110,8 @@ def attention_rates(
         flops_per_s=entry.p_tflops / profile.reference.peak_tflops["bf16"] * peak * forward,
         peak_flops_per_s=peak,
         backward_rate=backward,
-        extra_keys=entry.extra_keys,
+        extra_keys=extra_keys,
+        backward_extra_keys=backward_extra_keys,
         launch_s=entry.launch_us * US,
         tail_rows=entry.tail * kernel_constants().attention.block_queries * device.multiprocessors,
         slowdown=entry.slowdown,
@@ -137,8 +141,9 @@ def attention_s(shape: Attention[I64] | Attention[F64], rates: AttentionRates, s
     per_key = batch * heads * np.maximum(seq_q, constants.block_queries) * per_pair
     ideal = per_key * keys
     slower = 1.0 + rates.slowdown * ideal / (ideal + rates.slowdown_tau_s)
-    work = per_key * (keys + rates.extra_keys) * slower
-    tail = rates.tail_rows * per_pair * (seq_kv + rates.extra_keys)
+    extra_keys = np.where(is_backward, rates.backward_extra_keys, rates.extra_keys)
+    work = per_key * (keys + extra_keys) * slower
+    tail = rates.tail_rows * per_pair * (seq_kv + extra_keys)
     traffic = rates.element_bytes * batch * (seq_q * heads + seq_kv * shape.kv_heads) * width / rates.bytes_per_s
     traffic = traffic * np.where(is_backward, constants.backward_passes, 1.0)
     time: F64 = rates.launch_s + ((work + tail) ** 4 + traffic**4) ** 0.25

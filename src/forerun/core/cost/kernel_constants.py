@@ -50,7 +50,10 @@ class AttentionConstants:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundConstants:
-    """The share of HBM's bandwidth that kinds of memory-bound kernels reach."""
+    """The share of HBM's bandwidth that kinds of memory-bound kernels reach.
+
+    Streaming kernels reach the share that the device's cost profile says, and named kinds keep their ratio to them.
+    """
 
     streaming: float
     """share of kernels that read and write in order: every kernel whose kind is not named"""

@@ -25,7 +25,7 @@ _LEFT_OUT_WHEN_EMPTY = {
     "rates",
     "stands_in",
 }
-"""keys that a file leaves out where they are 0 or empty"""
+"""keys that a file leaves out where they are 0 or empty, as all keys where they have no value"""
 _TABLES = {"head_dim", "rates", "collectives"}
 """keys that hold rows of the same constants, one row a line"""
 
@@ -68,7 +68,8 @@ def _entry(key: Any, value: Any, depth: int, flow: bool = False) -> Iterator[str
 
 def _kept(values: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
     """Returns the entries in their order, head sizes by size."""
-    pairs = [(key, value) for key, value in values.items() if value or key not in _LEFT_OUT_WHEN_EMPTY]
+    stated = ((key, value) for key, value in values.items() if value is not None)
+    pairs = [(key, value) for key, value in stated if value or key not in _LEFT_OUT_WHEN_EMPTY]
     return sorted(pairs) if all(isinstance(key, int) for key, _ in pairs) else pairs
 
 

@@ -4,7 +4,7 @@ recognise it."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, TypeVar
 
@@ -26,7 +26,8 @@ _STRICT = pydantic.ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, slots=True)
 class KernelRate:
-    """Rates of a kernel on one architecture: `forward` over the cost profile's, `backward` over `forward`.
+    """Rates of a kernel on one architecture: `forward` over the cost profile's, `backward` over `forward`, and the work
+    that each query takes beside its keys.
 
     Each is one number, or one for each measured head size.
     """
@@ -35,10 +36,21 @@ class KernelRate:
     backward: float | dict[int, float] = field(hash=False)
     stands_in: str = ""
     """kernel whose rates these are, where this one has none of its own; else empty"""
+    extra_keys: float | dict[int, float] | None = field(default=None, hash=False)
+    """extra work of a query in the forward pass, in keys (core/cost/attention.py); None: the cost profile's, which is
+    that of serving stacks' kernels"""
+    backward_extra_keys: float | dict[int, float] | None = field(default=None, hash=False)
+    """extra work of a query in the backward pass; None: as in the forward pass"""
 
     def at(self, head_dim: float) -> tuple[float, float]:
         """Returns the forward and the backward rate at a head size; between measured sizes they are linear."""
         return _at(self.forward, head_dim), _at(self.backward, head_dim)
+
+    def extra_keys_at(self, head_dim: float, otherwise: float) -> tuple[float, float]:
+        """Returns the extra keys of the forward and the backward pass at a head size; `otherwise` is the profile's."""
+        forward = otherwise if self.extra_keys is None else _at(self.extra_keys, head_dim)
+        backward = forward if self.backward_extra_keys is None else _at(self.backward_extra_keys, head_dim)
+        return forward, backward
 
 
 def _at(rate: float | dict[int, float], head_dim: float) -> float:
@@ -101,7 +113,7 @@ class AttentionKernel:
             return found
         if found is not None:
             other = attention_kernels()[found.like].rate_on(architecture)
-            return KernelRate(other.forward, other.backward, f"those of {found.like}")
+            return replace(other, stands_in=f"those of {found.like}")
         default = self.rates[_DEFAULT]
         assert isinstance(default, KernelRate)
         return KernelRate(default.forward, default.backward, "assumed ones")

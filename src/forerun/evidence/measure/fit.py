@@ -205,6 +205,7 @@ def attention_constants(entry: AttentionEntry, peaks: Peaks) -> AttentionRates:
         peak_flops_per_s=peaks.tflops * TERA,
         backward_rate=1.0,
         extra_keys=entry.extra_keys,
+        backward_extra_keys=entry.extra_keys,
         launch_s=entry.launch_us * US,
         tail_rows=entry.tail * 128 * peaks.multiprocessors,
         slowdown=entry.slowdown,
