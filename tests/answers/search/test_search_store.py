@@ -30,7 +30,7 @@ from forerun.describe.cluster.catalog import device_kernels
 from forerun.describe.plan.plan import Plan
 
 SCRIPT = Path(__file__).parent / "kept_search.py"
-N_SIMULATED = 49
+N_SIMULATED = 48
 PLAN = Plan(seq_len=512, dp_shard=8, n_microbatches=4)
 
 
