@@ -40,6 +40,7 @@ from forerun.describe.plan.expert_rules import (
     unpaired_shared_experts_why,
 )
 from forerun.describe.plan.fields import FIELD_TYPES, choices
+from forerun.describe.plan.fitting_degrees import fitting_degrees, fitting_words
 from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
 from forerun.describe.plan.recurrence import parted_block, parted_block_why, unsplit_scan, unsplit_scan_why
 from forerun.describe.plan.training_rules import (
@@ -78,6 +79,8 @@ class Rule(Generic[Model]):
     broken: Broken[Model]
     reason: Callable[[Model, Plan, Cluster], str]
     """explains the refusal with the numbers of a plan that breaks the rule"""
+    degrees: tuple[str, ...] = ()
+    """the parallel degrees of which another value may keep the rule"""
 
 
 _CHOICES = {name: choices(name) for name in FIELD_TYPES if choices(name)}
@@ -106,7 +109,20 @@ def check_plan(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) ->
     load_stack(plan.stack)
     refusal = refuse(model, plan, cluster)
     if refusal:
-        raise ImpossiblePlan(f"impossible plan: {refusal.reason}")
+        raise ImpossiblePlan(f"impossible plan: {refusal.reason}{_what_fits(model, plan, cluster, refusal)}")
+
+
+def _what_fits(model: AnyModel, plan: Plan, cluster: Cluster, refusal: Refusal) -> str:
+    """Returns the words about degrees that keep the rule of `refusal`, and all rules about the same degree."""
+    if isinstance(model, LayeredModel):
+        return ""
+    broken = next(rule for rule in RULES if rule.name == refusal.rule)
+    degree = next((name for name in broken.degrees if getattr(plan, name) > 1), None)
+    if degree is None:
+        return ""
+    about = [rule for rule in RULES if degree in rule.degrees]
+    fits = fitting_degrees(plan, degree, lambda other: not any(rule.broken(model, other, cluster) for rule in about))
+    return fitting_words(degree, fits)
 
 
 def refuse(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -452,22 +468,22 @@ RULES: tuple[Rule[ModelSpec], ...] = (
     Rule("precision that the device lacks", _precision, _precision_why),
     Rule("autocast of other weights than fp32", _autocast, _autocast_why),
     Rule("attention kernel that the device does not run", _foreign_kernel, _foreign_kernel_why),
-    Rule("attention heads do not split over tp", _heads, _heads_why),
+    Rule("attention heads do not split over tp", _heads, _heads_why, ("tp",)),
     Rule("recurrence does not split over tp or cp", unsplit_scan, unsplit_scan_why),
     Rule("compressed keys do not fit the parallelism", unsplit_entries, unsplit_entries_why),
     Rule("pairs of heads do not fit the parallelism", unsplit_pairs, unsplit_pairs_why),
     Rule("a shared block does not fit the parallelism", parted_block, parted_block_why),
-    Rule("feed-forward width does not split over tp", _feed_forward, _feed_forward_why),
+    Rule("feed-forward width does not split over tp", _feed_forward, _feed_forward_why, ("tp",)),
     Rule("async_tp without sequence parallelism", _async_tp, _async_tp_why),
-    Rule("sequence does not split over cp and tp", _sequence, _sequence_why),
-    Rule("context parallelism does not fit attention", _context, _context_why),
-    Rule("experts do not split over ep", uneven_experts, uneven_experts_why),
+    Rule("sequence does not split over cp and tp", _sequence, _sequence_why, ("cp", "tp")),
+    Rule("context parallelism does not fit attention", _context, _context_why, ("cp",)),
+    Rule("experts do not split over ep", uneven_experts, uneven_experts_why, ("ep", "etp")),
     Rule("experts of the attention do not split", parted_attention_experts, parted_attention_experts_why),
     Rule("loads of other experts than the model's", unlisted_loads, unlisted_loads_why),
     Rule("shared experts without an exchange beside them", unpaired_shared_experts, unpaired_shared_experts_why),
     Rule("expert_overlap without passes to pair", unpaired_overlap, unpaired_overlap_why),
-    Rule("layers do not spread over the stages", _stages, _stages_why),
-    Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why),
+    Rule("layers do not spread over the stages", _stages, _stages_why, ("pp",)),
+    Rule("schedule does not fit stages or micro batches", _schedule, _schedule_why, ("pp",)),
     Rule("offload does not fit the sharding", _offload, _offload_why),
     Rule("adapters do not fit the parallelism", unfit_adapters, unfit_adapters_why),
     Rule("a loss in chunks does not fit", unfit_loss_chunks, unfit_loss_chunks_why),
