@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import runpy
 import signal
 import sys
 import time
@@ -89,6 +90,13 @@ def fork(program: Callable[[], object], output: int, variables: dict[str, str]) 
             with contextlib.suppress(BaseException):
                 stream.flush()
         os._exit(code)
+
+
+def run_file(program: Path, *arguments: object) -> None:
+    """Runs a file as `python program arguments` would, in a fork: its own folder is the first where it imports from."""
+    sys.argv = [str(program), *map(str, arguments)]
+    sys.path.insert(0, str(program.parent))
+    runpy.run_path(str(program), run_name="__main__")
 
 
 def wait(pid: int, timeout_s: float) -> int:

@@ -329,10 +329,9 @@ class Engine(torch._C._ImperativeEngine):
 
 if __name__ == "__main__":
     if TRACED:
-        from forerun.sources.trace.inside.world import World
-        from forerun.sources.trace.job import Job
+        from made_world import made_world
 
-        world = World(Job(folder=".", world_size=1, steps=1 << 30))
+        world = made_world(1)
         dist.init_process_group("nccl")
     else:
         torch.autograd.variable.Variable._execution_engine = Engine()

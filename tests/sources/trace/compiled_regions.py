@@ -7,6 +7,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from made_world import made_world
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -14,8 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Category, Phase
-from forerun.sources.trace.inside.world import World
-from forerun.sources.trace.job import Job
 
 WIDTH, HEADS, HIDDEN, VOCABULARY, LENGTH, BATCH = 256, 4, 704, 1024, 512, 2
 BYTES = BATCH * LENGTH * 2
@@ -214,7 +213,7 @@ def summary(recording):
 
 
 if __name__ == "__main__":
-    made = World(Job(folder=".", world_size=8, steps=1 << 30, allow_fallback=True))
+    made = made_world(8, allow_fallback=True)
     dist.init_process_group("nccl")
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         json.dump({name: recorded_step(made, name) for name in sys.argv[2:] or PROGRAMS}, file)

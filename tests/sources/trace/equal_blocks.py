@@ -10,11 +10,9 @@ import numpy as np
 import torch
 import torch._inductor.compile_fx
 import torch.nn.functional as F
+from made_world import made_world
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-from forerun.sources.trace.inside.world import World
-from forerun.sources.trace.job import Job
 
 WIDTH, HEADS, VOCABULARY, LENGTH, BATCH = 64, 2, 256, 128, 2
 
@@ -122,7 +120,7 @@ def different(one, other):
 
 
 if __name__ == "__main__":
-    made = World(Job(folder=".", world_size=1, steps=1 << 30))
+    made = made_world(1)
     torch.compile(lambda: None)
     from forerun.sources.trace.inside.compiled import folding
 

@@ -13,9 +13,7 @@ from torch import nn, optim
 sys.path.insert(0, str(Path(__file__).parent))
 
 from equal_blocks import described, different
-
-from forerun.sources.trace.inside.world import World
-from forerun.sources.trace.job import Job
+from made_world import made_world
 
 WIDTH, LAYERS, VOCABULARY = 32, 6, 128
 
@@ -147,7 +145,7 @@ def recorded(world, folding, name, folds):
 
 
 if __name__ == "__main__":
-    made = World(Job(folder=".", world_size=1, steps=1 << 30))
+    made = made_world(1)
     torch.compile(lambda: None)
     from forerun.sources.trace.inside.compiled import folding
 

@@ -2,11 +2,9 @@
 
 import json
 import os
-import runpy
-import sys
 
 import pytest
-from warm_process import fork, wait
+from warm_process import fork, run_file, wait
 
 
 def programs(names, usual):
@@ -22,8 +20,7 @@ def steps_of(program, folder, request, usual, every):
 
     def run():
         os.chdir(out.parent)
-        sys.argv = [str(program), str(out), *names]
-        runpy.run_path(str(program), run_name="__main__")
+        run_file(program, out, *names)
 
     with out.with_suffix(".txt").open("wb") as sink:
         code = wait(fork(run, sink.fileno(), {}), 1200)

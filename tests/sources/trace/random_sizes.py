@@ -9,10 +9,9 @@ import random
 import sys
 
 import torch
+from made_world import made_world
 
 from forerun.core.program.kinds import OpKind
-from forerun.sources.trace.inside.world import World
-from forerun.sources.trace.job import Job
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 BORDERS = (1 << 31, 1 << 32, 1 << 33, 1 << 40)
@@ -67,7 +66,7 @@ def recorded(world, sizes, dtype, wrap):
 
 
 if __name__ == "__main__":
-    world = World(Job(folder=".", world_size=1, steps=1 << 30))
+    world = made_world(1)
     recorded(world, (1, 1, 1), torch.float32, torch.compile)  # the tracer keeps the optimizer that steps first
     draw = random.Random(0)
     found = []

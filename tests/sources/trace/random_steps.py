@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 sys.path.insert(0, str(Path(__file__).parent))
 
 from made_recordings import peak_bytes
+from made_world import made_world
 from random_models import model_and_input
 from step_properties import WAYS, violations
 
@@ -30,8 +31,6 @@ from forerun.core.memory.profile import profile
 from forerun.core.program.kinds import OpKind
 from forerun.core.program.types import Category, Phase
 from forerun.describe.plan.rules import DTYPE_BYTES
-from forerun.sources.trace.inside.world import World
-from forerun.sources.trace.job import Job
 from forerun.sources.trace.recording import Recording, load_recording, save_recording
 from forerun.sources.trace.to_program import to_program
 
@@ -169,7 +168,7 @@ def main():
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    world = World(Job(folder=".", world_size=RANKS, steps=1 << 30))
+    world = made_world(RANKS)
     dist.init_process_group("nccl")
     found = steps(world, given.number, given.compiled, given.seed)
     if given.out is not None:

@@ -9,13 +9,11 @@ import sys
 
 import torch
 import torch.distributed as dist
+from made_world import made_world
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-
-from forerun.sources.trace.inside.world import World
-from forerun.sources.trace.job import Job
 
 
 def recorded(world, step):
@@ -46,7 +44,7 @@ def of_parameter(parameter, x):
 
 
 if __name__ == "__main__":
-    world = World(Job(folder=".", world_size=4, steps=1 << 30))
+    world = made_world(4)
     dist.init_process_group("nccl")
     mesh = init_device_mesh("cuda", (4,))
     parameter = nn.Parameter(distribute_tensor(torch.ones(64, 64, device="cuda"), mesh, [Shard(0)]))

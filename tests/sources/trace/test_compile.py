@@ -2,12 +2,10 @@
 
 import json
 import os
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from warm_process import fork, wait
+from warm_process import fork, run_file, wait
 
 from forerun.core.program.types import Phase
 from forerun.sources.trace.job import Job
@@ -40,8 +38,7 @@ def steps(tmp_path_factory, request):
 
     def run():
         os.chdir(out.parent)
-        sys.argv = [str(PROGRAM), str(out), *USUAL, *later]
-        runpy.run_path(str(PROGRAM), run_name="__main__")
+        run_file(PROGRAM, out, *USUAL, *later)
 
     with out.with_suffix(".txt").open("wb") as sink:
         code = wait(fork(run, sink.fileno(), {}), 600)

@@ -1,12 +1,10 @@
 """Graphs of many equal blocks made of those of five are the graphs that AOTAutograd captures of all of them."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from warm_process import fork, wait
+from warm_process import fork, run_file, wait
 
 pytest.importorskip("torch", reason="tracing needs torch")
 PROGRAM = Path(__file__).parent / "lengthened_graphs.py"
@@ -19,8 +17,7 @@ def graphs(tmp_path_factory):
     out = tmp_path_factory.mktemp("graphs") / "graphs.json"
 
     def run():
-        sys.argv = [str(PROGRAM), str(out), *TOLD, *NOT_TOLD]
-        runpy.run_path(str(PROGRAM), run_name="__main__")
+        run_file(PROGRAM, out, *TOLD, *NOT_TOLD)
 
     with out.with_suffix(".txt").open("wb") as sink:
         code = wait(fork(run, sink.fileno(), {}), 300)

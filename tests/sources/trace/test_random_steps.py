@@ -3,13 +3,11 @@
 import copy
 import json
 import os
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 from step_properties import violations
-from warm_process import fork, wait
+from warm_process import fork, run_file, wait
 
 pytest.importorskip("torch", reason="tracing needs torch")
 PROGRAM = Path(__file__).parent / "random_steps.py"
@@ -28,8 +26,7 @@ def steps(request, tmp_path_factory):
 
     def run():
         os.chdir(out.parent)
-        sys.argv = [str(PROGRAM), str(eager), "--compiled", str(compiled), "--out", str(out)]
-        runpy.run_path(str(PROGRAM), run_name="__main__")
+        run_file(PROGRAM, str(eager), "--compiled", str(compiled), "--out", str(out))
 
     with out.with_suffix(".txt").open("wb") as sink:
         code = wait(fork(run, sink.fileno(), {}), 7200)

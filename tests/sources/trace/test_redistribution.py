@@ -2,12 +2,10 @@
 
 import json
 import os
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from warm_process import fork, wait
+from warm_process import fork, run_file, wait
 
 pytest.importorskip("torch", reason="tracing needs torch")
 PROGRAM = Path(__file__).parent / "redistributions.py"
@@ -19,8 +17,7 @@ def steps(tmp_path_factory):
 
     def run():
         os.chdir(out.parent)
-        sys.argv = [str(PROGRAM), str(out)]
-        runpy.run_path(str(PROGRAM), run_name="__main__")
+        run_file(PROGRAM, out)
 
     with out.with_suffix(".txt").open("wb") as sink:
         code = wait(fork(run, sink.fileno(), {}), 300)
