@@ -53,7 +53,7 @@ def answers(tmp_path_factory):
             out = call()
             shapes[name] = [list(one.shape) for one in (out if isinstance(out, tuple) else (out,))]
             op = recorder.ops.build()
-            own = [row for row, *_ in recorder._nodes if "attention" in op.name[row] or "flash_attn" in op.name[row]]
+            own = [row for row, *_ in recorder._nodes if "attention" in op.name[row] or "attn" in op.name[row]]
             columns[name] = [[op.kernel[i], *map(int, astuple(op.details_of(i))), int(op.flops[i])] for i in own]
             return out
 
@@ -127,6 +127,11 @@ def answers(tmp_path_factory):
             grads = [torch.empty_like(tokens) for _ in range(3)]
             attention("part packed backward", lambda: _flash_attn_varlen_backward(
                 out, tokens, tokens, tokens, out, lse, *grads, *packed, *of_parts))
+
+        from torch.nn.attention import activate_flash_attention_impl
+        from torch.nn.attention.varlen import varlen_attn
+        activate_flash_attention_impl("FA3")
+        attention("third activated", lambda: varlen_attn(tokens, tokens, tokens, *packed, window_size=(-1, 0)))
 
         from flash_attn.layers.rotary import RotaryEmbedding
         from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
@@ -253,6 +258,7 @@ def test_each_call_is_one_kernel_over_the_pairs_of_its_mask(answers, name, batch
     [
         ("third", 2, HEADS, LENGTH * LENGTH / 2),
         ("third with statistics", 2, 2, LENGTH * 48),
+        ("third activated", 1, HEADS, sums(40, 56)),
         ("third qkv", 2, HEADS, LENGTH * LENGTH),
         ("third packed", 1, HEADS, sums(40, 56)),
         ("third window", 2, HEADS, sums(17) + (LENGTH - 17) * 17),

@@ -407,6 +407,8 @@ FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
         ("7", [(FORWARD, REDUCE, 900), (BACKWARD, REDUCE, 900)], ([], [])),
         ("7", [(FORWARD, REDUCE, 10), (BACKWARD, REDUCE, 900)], (["7"], [])),
         ("7", [(BACKWARD, Collective.ALL_TO_ALL, 900)], ([], [])),
+        ("7", [(FORWARD, Collective.ALL_TO_ALL, 900), (BACKWARD, SCATTER, 900)], (["7"], ["7"])),
+        ("7", [(FORWARD, Collective.SEND_RECV, 900), (BACKWARD, SCATTER, 900)], ([], [])),
         ("tp", [(BACKWARD, REDUCE, 900)], ([], [])),
         ("dp_cp", [(BACKWARD, REDUCE, 900)], (["dp_cp"], [])),
         ("7", [], ([], [])),

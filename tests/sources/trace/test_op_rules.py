@@ -571,7 +571,27 @@ def test_flex_attention_takes_the_density_of_its_mask():
     assert shapes["causal"] == Attention(1, 8, 2, 1024, 1024, 64, causal=1, backward=0, v_head_dim=64)
     assert not shapes["window"].causal
     assert shapes["wide"] == shapes["broken"] == shapes["causal"], "another width of the same function"
-    assert 90 < shapes["window"].seq_kv < 150
+    assert shapes["window"].seq_kv == round((128 * 1024 - 128 * 128 / 2) / 1024)
+
+
+def test_flex_attention_reads_the_data_of_its_mask():
+    q = empty(2, 8, 2048, 64)
+    lengths = ([300, 724, 1024], [512] * 4)
+    documents = torch.stack([torch.repeat_interleave(torch.arange(len(one)), torch.tensor(one)) for one in lengths])
+
+    def mask(b, h, i, j, documents):
+        every = aten.full.default([], True, dtype=torch.bool, device=torch.device("cuda"))  # as and_masks begins
+        return every & (i >= j) & (documents[b, i] == documents[b, j])
+
+    table = OpTableBuilder()
+    flex = torch.ops.higher_order.flex_attention
+    block_mask = (2048, 2048, *[None] * 8, 128, 128, mask)
+    for data, pairs in ((documents, sum(n * n / 2 for one in lengths for n in one) / 2), (empty(2, 2048), 2048**2 / 2)):
+        args = (q, q, q, None, block_mask, 0.125, {}, (), (data,))
+        (kernel,) = describe(table, flex, args, {}, (q, None, None))
+        made = table.build()
+        assert made.flops[kernel.op] == pytest.approx(2 * 8 * 2.0 * pairs * 128, rel=0.01)
+        assert made.details_of(kernel.op).seq_kv == (round(pairs / 2048) if data is documents else 2048)
 
 
 def test_a_description_takes_microseconds():

@@ -1,5 +1,7 @@
 """Rows of single operators against arithmetic by hand: every branch of a rule has a call here."""
 
+import importlib
+
 import pytest
 import torch
 from op_rows import Rows, called, empty
@@ -567,6 +569,26 @@ def test_packed_sequences_of_known_lengths_attend_within_themselves(causal, left
     pairs = pairs_of(lengths, left, 0 if causal else right)
     assert flops == 8 * 2.0 * pairs * 128
     assert (shape.batch, shape.seq_q, shape.seq_kv) == (1, 16, max(1, round(pairs / 16)))
+
+
+@pytest.mark.parametrize(("window", "left"), [((-1, 0), -1), ((2, 0), 2)])
+def test_attention_on_packed_sequences_is_flash_attention(window, left):
+    importlib.import_module("torch.nn.attention.varlen")  # registers the operators
+    lengths, operators = [3, 9, 4], torch.ops.torch_attn
+    cumulated = torch.tensor([0, 3, 12, 16], dtype=torch.int32)
+    q, lse, rng = empty(16, 8, 64), empty(8, 16, dtype=torch.float32), empty(2, dtype=torch.int64)
+    causal = window == (-1, 0)
+    pairs = pairs_of(lengths, left, 0)
+    of_packed = {"cu_seq_q": cumulated, "cu_seq_k": cumulated, "max_q": 9, "max_k": 9, "is_causal": causal}
+    of_packed["window_size"] = list(window)
+    ((shape, flops, *_),) = attended(operators._varlen_attn.default, q, q, q, **of_packed)
+    assert flops == 8 * 2.0 * pairs * 128
+    assert (shape.batch, shape.seq_q, shape.heads, shape.backward) == (1, 16, 8, 0)
+    mode = Rows()
+    of_packed |= {"out": q, "lse": lse, "rng_state": rng}
+    mode.kernels = describe(mode.table, operators._varlen_attn_backward.default, (q, q, q, q), of_packed, (q, q, q))
+    backward = next(row for row in mode.rows() if row[1] == OpKind.ATTENTION)
+    assert (backward[4], backward[3].backward) == (2.5 * 8 * 2.0 * pairs * 128, 1)
 
 
 def test_packed_sequences_of_unknown_lengths_share_their_tokens():

@@ -128,6 +128,63 @@ def work(rank, world):
 if __name__ == "__main__":
     mp.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
 """
+_SPLIT = """
+import os
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import Schedule1F1B, SplitPoint, pipeline
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("nccl")
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64, bias=False) for _ in range(4)])
+parts = pipeline(model, mb_args=(torch.randn(8, 64),), split_spec={"2": SplitPoint.BEGINNING})
+stage = parts.build_stage(rank, device=torch.device("cuda", rank))  # moves the stage to the device
+optimizer = torch.optim.SGD(stage.submod.parameters(), lr=0.1)
+schedule = Schedule1F1B(stage, 4, loss_fn=torch.nn.functional.mse_loss)
+for step in range(3):
+    optimizer.zero_grad()
+    x = torch.randn(32, 64, device=f"cuda:{rank}")
+    schedule.step(x) if rank == 0 else schedule.step(target=x)
+    optimizer.step()
+"""
+_CLOSURE = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Embedding(64, 32), torch.nn.Linear(32, 64, bias=False)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+
+def closure(ids):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(ids), ids)
+    loss.backward()
+    return loss
+
+for step in range(3):
+    ids = torch.randint(0, 64, (256,), device="cuda")
+    if step % 2 == 0:
+        optimizer.step(lambda: closure(ids))
+    else:
+        optimizer.step(closure=lambda: closure(ids))
+"""
+_TORCHRUN = """
+import os
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.run import main
+
+if len(sys.argv) == 1:
+    os.environ["WIDTH"] = "48"
+    main(["--nnodes", "2", "--nproc_per_node", "2", __file__, "train"])
+else:
+    dist.init_process_group("nccl")
+    weight = torch.nn.Parameter(torch.ones(int(os.environ["WIDTH"]), device="cuda"))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in range(3):
+        weight.sum().backward()
+        dist.all_reduce(weight.grad)
+        optimizer.step()
+"""
 _ONCE = """
 import torch
 from flash_attn import flash_attn_func
@@ -214,7 +271,10 @@ _SCRIPTS = {
     "ddp": (_DDP, 8),
     "fsdp": (_FSDP, 16),
     "pipeline": (_PIPELINE, 2),
+    "split": (_SPLIT, 2),
+    "closure": (_CLOSURE, 1),
     "spawn": (_SPAWN, 4),
+    "torchrun": (_TORCHRUN, 4),
     "once": (_ONCE, 1),
     "compiled": (_COMPILED.replace("{compile}", "True"), 1),
     "eager": (_COMPILED.replace("{compile}", "False"), 1),
@@ -347,6 +407,40 @@ def test_spawned_ranks_and_manual_updates(ends):
     traced = Traced(ends, "spawn")
     assert sum(times * nbytes for _, _, times, nbytes in traced.collectives()) == (64 * 64 + 64) * 4
     assert "starts 4 processes itself" in traced.printed
+
+
+def test_a_model_that_torch_splits_into_stages_moves_to_their_devices(ends):
+    traced = Traced(ends, "split")
+    product = 2 * 32 * 64 * 64
+    flops = [(traced.of_class(i) * traced.program.ops.flops).sum() for i in range(2)]
+    assert flops == [(2 + 2 + 1) * product, 6 * product]  # the input of the first product needs no gradient
+
+
+def test_the_passes_in_the_closure_of_an_optimizers_step_are_none_of_the_optimizer(ends):
+    program = Traced(ends, "closure").program
+    flops = dict.fromkeys(Phase, 0.0)
+    for number in program.rank_classes[0].block.tolist():
+        block = program.blocks[number]
+        for op, phase in zip(block.op.tolist(), np.broadcast_to(block.phase, block.op.shape).tolist(), strict=True):
+            flops[Phase(phase)] += float(program.ops.flops[op]) * (program.ops.kind[op] == OpKind.GEMM)
+    product = 2 * 256 * 32 * 64
+    assert flops == {**dict.fromkeys(Phase, 0.0), Phase.FORWARD: product, Phase.BACKWARD: 2 * product}
+    assert program.meta["tokens_per_step"] == program.meta["samples_per_step"] == 256
+
+
+def test_a_script_that_torchrun_starts_is_one_of_its_ranks(ends):
+    traced = Traced(ends, "torchrun")
+    assert traced.collectives() == [("ALL_REDUCE", 4, 1, 48 * 4)]
+    assert "torchrun starts 4 processes" in traced.printed
+
+
+def test_torchrun_starts_as_many_processes_as_are_traced(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(_TORCHRUN.lstrip())
+    errors = io.StringIO()
+    with redirect_stderr(errors):
+        assert run(["trace", "--world-size", "8", "-o", str(tmp_path / "step.program"), str(script)]) == 2
+    assert "torchrun starts 4 processes; trace it with --world-size 4" in errors.getvalue()
 
 
 @pytest.mark.long

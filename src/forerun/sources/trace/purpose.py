@@ -23,8 +23,9 @@ def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
     """Returns the names of the groups over which gradients are reduced, and of those over which state is sharded too.
 
     The groups of DistributedDataParallel are known (`averages` of the recording). Another one reduces much in the
-    backward pass or the optimizer, and in the forward pass it at most gathers and broadcasts parameters. Groups named
-    after another axis don't count, nor do groups that reduce activations in the forward pass.
+    backward pass or the optimizer, and in the forward pass it at most gathers and broadcasts parameters, or exchanges
+    parts of a sequence or tokens of experts. Groups named after another axis don't count, nor do groups that reduce
+    activations in the forward pass.
     """
     ops, op = recording.ops, recording.op
     kept = (recording.tensor_category == Category.PARAMETER) & (recording.tensor_alloc < 0)
@@ -39,7 +40,7 @@ def data_parallel(recording: Recording) -> tuple[list[str], list[str]]:
         on = communicates & (ops.group[op] == number)
         kind, size = ops.collective[op], ops.bytes_comm[op]
         gathers = kind == Collective.ALL_GATHER
-        spreads = gathers | (kind == Collective.BROADCAST)
+        spreads = gathers | np.isin(kind, (Collective.BROADCAST, Collective.ALL_TO_ALL))
         reduced = size[on & ~forward & np.isin(kind, _REDUCTIONS)].sum()
         if averages and reduced:
             names.append(name)

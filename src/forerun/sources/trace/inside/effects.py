@@ -9,6 +9,7 @@ import multiprocessing.context
 import multiprocessing.process
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from forerun.common.errors import ForerunError
 from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.script import run_main
 from forerun.sources.trace.inside.unseen import rebind
 
 _SMI = "nvidia-smi"
@@ -92,6 +94,7 @@ def _processes(recorder: Recorder, local_rank: int) -> None:
     contexts: Any = multiprocessing.context
     for method in ("spawn", "forkserver"):
         contexts._concrete_contexts[method] = contexts._concrete_contexts["fork"]
+    _launchers(recorder, local_rank)
     process: Any = multiprocessing.process.BaseProcess
     start_process = process.start
 
@@ -100,6 +103,29 @@ def _processes(recorder: Recorder, local_rank: int) -> None:
         start_process(self)
 
     process.start = counted
+
+
+def _launchers(recorder: Recorder, local_rank: int) -> None:
+    """Makes this process one of the ranks that torchrun starts, or a program that calls it as accelerate does."""
+    launcher: Any = importlib.import_module("torch.distributed.launcher.api")
+
+    def launch(self: Any, *args: Any) -> dict[int, Any]:
+        config, program = self._config, self._entrypoint
+        started = config.max_nodes * config.nproc_per_node
+        if started != recorder.world_size:
+            raise ForerunError(f"torchrun starts {started} processes; trace it with --world-size {started}")
+        recorder.note(f"torchrun starts {started} processes; number {local_rank} of a node is traced")
+        if callable(program):
+            return {local_rank: program(*args)}
+        line = [one for one in map(str, args) if one != "-u"]
+        if Path(str(program)).name != Path(sys.executable).name or not line:
+            raise ForerunError(f"torchrun starts {program!r}, which is no Python script; trace the script that it runs")
+        is_module = line[0] == "-m"
+        target, *arguments = line[1:] if is_module else line
+        run_main(target, arguments, is_module)
+        return {}
+
+    launcher.elastic_launch.__call__ = launch
 
 
 def _one_device() -> None:

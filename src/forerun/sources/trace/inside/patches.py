@@ -57,6 +57,7 @@ def install(mode: VirtualMode, recorder: Recorder) -> None:
     _values(mode)
     _absent_operators(recorder)
     _seen_as_real()
+    _stages_of_pipelines()
     _grouped_products()
 
 
@@ -301,6 +302,10 @@ def _absent_operators(recorder: Recorder) -> None:
     torch.library.Library._register_fake = register_fake
 
 
+class _NoTensor:
+    """A class that no tensor is an instance of."""
+
+
 def _seen_as_real() -> None:
     """Hides that tensors are fake: only torch itself gets the class under its public name.
 
@@ -310,16 +315,18 @@ def _seen_as_real() -> None:
     package: Any = torch._subclasses
     del package.FakeTensor
 
-    class NoTensor:
-        """A class that no tensor is an instance of."""
-
     def found(name: str) -> Any:
         if name != "FakeTensor":
             raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
         asks = str(sys._getframe(1).f_globals.get("__name__"))
-        return FakeTensor if asks.partition(".")[0] in ("torch", "torchao") else NoTensor
+        return FakeTensor if asks.partition(".")[0] in ("torch", "torchao") else _NoTensor
 
     package.__getattr__ = found
+
+
+def _stages_of_pipelines() -> None:
+    """Lets a pipeline stage move its module to the device, which it leaves where it is if a parameter is fake."""
+    import_module("torch.distributed.pipelining.stage").FakeTensor = _NoTensor
 
 
 def _grouped_products() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,20 @@ def main(path: str) -> None:
     job = Job.read(path)
 
     def program(_: Any) -> None:
-        sys.argv = [job.target, *job.arguments]
-        if job.is_module:
-            sys.path[0] = os.getcwd()
-            runpy.run_module(job.target, run_name="__main__", alter_sys=True)
-        else:
-            sys.path[0] = str(Path(job.target).resolve().parent)
-            runpy.run_path(job.target, run_name="__main__")
+        run_main(job.target, job.arguments, job.is_module)
 
     run(job, program)
+
+
+def run_main(target: str, arguments: Sequence[str], is_module: bool) -> None:
+    """Runs a script or a module as `python target arguments` would."""
+    sys.argv = [target, *arguments]
+    if is_module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(target).resolve().parent)
+        runpy.run_path(target, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Steps:
         """The first step, for a program that ends with it."""
         self._first: Any = None
         self._marked = False
-        _follow_optimizers(self._before, self._after)
+        _follow_optimizers(self._before, self._after, self._outside)
         recorder.update_begins, recorder.update_ends = self._before, self._after
         self._updated = False
         self._begins = True
@@ -94,6 +94,18 @@ class Steps:
     def _before(self, optimizer: Any) -> None:
         self.recorder.in_optimizer += 1
         self._mark(optimizer)
+
+    def _outside(self, closure: Any) -> Any:
+        """Returns the closure of an optimizer's step, whose forward and backward pass are no work of the optimizer."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            inside, self.recorder.in_optimizer = self.recorder.in_optimizer, 0
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self.recorder.in_optimizer = inside
+
+        return call if callable(closure) else closure
 
     def _after(self, optimizer: Any) -> None:
         self.recorder.in_optimizer -= 1
@@ -167,9 +179,11 @@ def _parts(tensor: Any) -> list[torch.Tensor]:
     return [part for one in inner if isinstance(one, torch.Tensor) for part in _parts(one)]
 
 
-def _follow_optimizers(before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
-    """Calls `before(optimizer)` and `after(optimizer)` around each step. torch's hooks would do the same, but
-    torch.compile would see them."""
+def _follow_optimizers(
+    before: Callable[[Any], None], after: Callable[[Any], None], outside: Callable[[Any], Any]
+) -> None:
+    """Calls `before(optimizer)` and `after(optimizer)` around each step, and gives it `outside(closure)`. torch's hooks
+    would do the same, but torch.compile would see them."""
     optimizer_class: Any = torch.optim.Optimizer
     with_hooks = optimizer_class.profile_hook_step
     capturing = torch.compiler.is_dynamo_compiling
@@ -179,6 +193,10 @@ def _follow_optimizers(before: Callable[[Any], None], after: Callable[[Any], Non
             if capturing():
                 return step(self, *args, **kwargs)
             before(self)
+            if args:
+                args = (outside(args[0]), *args[1:])
+            if "closure" in kwargs:
+                kwargs["closure"] = outside(kwargs["closure"])
             out = step(self, *args, **kwargs)
             after(self)
             return out

@@ -53,6 +53,25 @@ def _backward(  # noqa: PLR0913 - the parameters of the package's own operator
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
+_kernels: Any = torch.library.Library("flash_attn_3", "FRAGMENT")
+"""The kernels themselves, as `activate_flash_attention_impl("FA3")` looks for them: they run in place of torch's
+operators of attention, which the tracer records.
+"""
+_kernels.define(
+    "fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor? out, Tensor? cu_seqlens_q,"
+    " Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k, int? max_seqlen_q,"
+    " int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k, Tensor? rotary_cos,"
+    " Tensor? rotary_sin, Tensor? seqlens_rotary, Tensor? q_descale, Tensor? k_descale, Tensor? v_descale,"
+    " float? softmax_scale, bool is_causal, int window_size_left, int window_size_right, int attention_chunk,"
+    " float softcap, bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits, bool? pack_gqa,"
+    " int sm_margin) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_kernels.define(
+    "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor? dq, Tensor? dk, Tensor? dv,"
+    " Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q, Tensor? seqused_k, int? max_seqlen_q,"
+    " int? max_seqlen_k, float? softmax_scale, bool is_causal, int window_size_left, int window_size_right,"
+    " float softcap, bool deterministic, int sm_margin) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
 _forward.register_fake(lambda q, k, v, *_: _results(q, v))
 _backward.register_fake(lambda dout, q, k, v, *_: tuple(map(torch.empty_like, (q, k, v))))
 

@@ -7,13 +7,15 @@ kernel_backward.h).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.nn.attention import current_flash_attention_impl
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.builder import OpTableBuilder
@@ -28,7 +30,9 @@ _DEFAULT_FLASH = "FA2"
 _FP32 = 4
 _BLOCKS: dict[str, int] = read_data("kernels/cuda_kernels.yaml")["attention_backward"]
 _SAMPLES = 64
-"""The positions per side at which a mask function is evaluated."""
+"""The queries at which a mask function of positions alone is evaluated."""
+_SAMPLES_OF_DATA = 512
+"""The queries at which a mask function that reads data, such as the document of each token, is evaluated."""
 _CAUSAL_HALF = 0.5
 _CLOSE = 0.02
 
@@ -148,7 +152,7 @@ def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
             return next((value for value in found if value is not None), None)
 
         q, k, v = argument("query", "q"), argument("key", "k"), argument("value", "v")
-        lengths = argument("cum_seq_q", "cu_seqlens_q")
+        lengths = argument("cum_seq_q", "cu_seqlens_q", "cu_seq_q")
         (*outer, heads, head_dim), (*outer_kv, kv_heads, _) = shape_of(q), shape_of(k)
         if lengths is not None and lengths.dim() > 0 and lengths.numel() > 1:
             batch = shape_of(lengths)[0] - 1
@@ -157,11 +161,12 @@ def _sequence_first(kernel: AttentionKernel | None, backward: bool) -> Any:
         else:
             batch, seq = outer[0], (outer[-1], outer_kv[-1])
         causal = bool(argument("is_causal", "causal", "custom_mask_type"))
-        left, right = argument("window_size_left", "window_size"), argument("window_size_right")
+        window = argument("window_size_left", "window_size")
+        left, right = window if isinstance(window, (list, tuple)) else (window, argument("window_size_right"))
         left = -1 if left is None else int(left)
         right = 0 if causal else -1 if right is None else int(right)
         pairs = window_pairs(*seq, left, right) if 0 <= left < seq[1] - 1 else None
-        known = _packed_pairs(lengths, argument("cum_seq_k", "cu_seqlens_k"), left, right)
+        known = _packed_pairs(lengths, argument("cum_seq_k", "cu_seqlens_k", "cu_seq_k"), left, right)
         if known is not None:
             batch, seq, causal, pairs = 1, (outer[-1], outer_kv[-1]), False, known
         shape = Attention(batch, heads, kv_heads, *seq, head_dim, int(causal), int(backward), shape_of(v)[-1])
@@ -183,21 +188,40 @@ def _packed_pairs(lengths_q: Any, lengths_kv: Any, left: int, right: int) -> flo
 # -- flex attention --------------------------------------------------------------------------------------------
 
 
-def _mask_density(mask: Any, seq_q: int, seq_kv: int) -> float:
+def _mask_density(mask: Any, data: Sequence[Any], batch: int, seq_q: int, seq_kv: int) -> float:
     """Returns the share of (query, key) pairs that a mask function lets through, at evenly spread positions of the
     first head.
 
-    A function that can't run on the host, because it reads device tensors, counts as causal.
+    `data` are the tensors that the function reads. The positions of keys lie as far before as after those of queries,
+    so that a diagonal has half of its pairs. A function whose data is not known, or that can't run on the host,
+    counts as causal.
     """
-    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad():
-        rows = torch.linspace(0, seq_q - 1, min(_SAMPLES, seq_q)).long()
-        columns = torch.linspace(0, seq_kv - 1, min(_SAMPLES, seq_kv)).long()
-        none = torch.tensor(0)
+    samples = _SAMPLES_OF_DATA if data else _SAMPLES
+    with _disable_current_modes(), unset_fake_temporarily(), torch.no_grad(), _OnHost():
+        rows, columns = _spread(seq_q, samples, (0.5,)), _spread(seq_kv, samples, (0.25, 0.75))
+        sequences = torch.arange(batch if data else 1)
         try:
-            seen = mask(none, none, rows[:, None], columns[None, :])
-            return float(torch.broadcast_to(seen, (len(rows), len(columns))).float().mean())
-        except Exception:  # The user's function may raise anything.
+            seen = mask(sequences[:, None, None], torch.tensor(0), rows[:, None], columns, *data)
+            return float(torch.broadcast_to(seen, (len(sequences), len(rows), len(columns))).float().mean())
+        except Exception:  # The user's function may raise anything, and its data may not be known.
             return _CAUSAL_HALF
+
+
+class _OnHost(TorchDispatchMode):
+    """Runs a function of device tensors on their known values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(FakeTensor, known_value, (args, kwargs or {}))
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("cpu")
+        return func(*args, **kwargs)
+
+
+def _spread(length: int, samples: int, parts: tuple[float, ...]) -> torch.Tensor:
+    """Returns positions at `parts` of each of `samples` equal spans of a sequence."""
+    spans = min(samples, length)
+    starts = torch.arange(spans, dtype=torch.float64)[:, None] + torch.tensor(parts, dtype=torch.float64)
+    return (starts * (length / spans)).floor().long().flatten()
 
 
 def _block_mask(kernel: AttentionKernel | None, backward: bool) -> Any:
@@ -207,8 +231,9 @@ def _block_mask(kernel: AttentionKernel | None, backward: bool) -> Any:
         q, k, v = call.args[:3]
         block_mask = next((value for value in call.args[3:] if isinstance(value, tuple) and len(value) > 4), ())
         mask = block_mask[-1] if block_mask and callable(block_mask[-1]) else None
-        seq_q, seq_kv = shape_of(q)[2], shape_of(k)[2]
-        density = _mask_density(mask, seq_q, seq_kv) if mask is not None else 1.0
+        data = call.args[-1] if isinstance(call.args[-1], tuple) else ()
+        (batch, _, seq_q, _), seq_kv = shape_of(q), shape_of(k)[2]
+        density = _mask_density(mask, data, batch, seq_q, seq_kv) if mask is not None else 1.0
         causal = seq_q == seq_kv and abs(density - _CAUSAL_HALF) < _CLOSE
         pairs = None if causal or density >= 1.0 else density * seq_q * seq_kv
         shape = _shape(q, k, v, causal, backward)
