@@ -60,13 +60,17 @@ class Allocations:
 
     @contextmanager
     def beforehand(self, category: Category) -> Iterator[None]:
-        """Counts allocations of the block, for `category`, as made before the step."""
+        """Counts allocations of the block, for `category`, as made before the step, and what it frees as freed then."""
         known = len(self._rows)
+        older = [row for row in self._rows if row.alloc < 0 and row.free is None]
         try:
             yield
         finally:
             for row in self._rows[known:]:
                 row.alloc, row.category = -1, int(category)
+            for row in older:
+                if row.free is not None:
+                    row.free = -1
 
     def allocated(self, storage: Any, size_bytes: int, node: int = -1) -> None:
         """Records that `storage` (an UntypedStorage of the device) has this many bytes from `node` on (-1: the next).
