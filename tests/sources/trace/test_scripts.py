@@ -166,6 +166,37 @@ for step in range(3):
     else:
         optimizer.step(closure=lambda: closure(ids))
 """
+_ENGINE = """
+import torch
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+groups = [dict(optimizer.param_groups[0], params=list(layer.parameters())) for layer in model]
+large = torch.randn(2048, 2048, device="cuda")
+for step in range(3):
+    model(torch.randn(32, 64, device="cuda")).square().mean().backward()
+    found = large.isinf().logical_or(large.isnan()).float().max().item()
+    counted = torch.isnan(large).sum().item() + (large != large).any().item()
+    if found or counted or not torch.isfinite(large).all():
+        continue  # an overflow
+    for group in groups:  # as DeepSpeed does
+        optimizer.param_groups = [group]
+        optimizer.step()
+    optimizer.zero_grad()
+"""
+_VIEWS = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl")
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(8)]).cuda()
+ddp = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=2)
+optimizer = torch.optim.SGD(ddp.parameters())
+while True:
+    ddp(torch.randn(64, 512, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 _TORCHRUN = """
 import os
 import sys
@@ -273,6 +304,8 @@ _SCRIPTS = {
     "pipeline": (_PIPELINE, 2),
     "split": (_SPLIT, 2),
     "closure": (_CLOSURE, 1),
+    "engine": (_ENGINE, 1),
+    "views": (_VIEWS, 4),
     "spawn": (_SPAWN, 4),
     "torchrun": (_TORCHRUN, 4),
     "once": (_ONCE, 1),
@@ -426,6 +459,20 @@ def test_the_passes_in_the_closure_of_an_optimizers_step_are_none_of_the_optimiz
     product = 2 * 256 * 32 * 64
     assert flops == {**dict.fromkeys(Phase, 0.0), Phase.FORWARD: product, Phase.BACKWARD: 2 * product}
     assert program.meta["tokens_per_step"] == program.meta["samples_per_step"] == 256
+
+
+def test_an_engine_that_steps_group_by_group_makes_one_step_of_finite_numbers(ends):
+    traced = Traced(ends, "engine")
+    assert traced.flops(OpKind.GEMM) == (2 + 2 + 1) * 2 * 32 * 64 * 64  # two products and their gradients
+    program = traced.program
+    phases = {Phase(p) for block in program.blocks for p in np.unique(block.phase).tolist()}
+    assert phases == {Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+
+
+def test_buckets_that_are_made_anew_do_not_stand_beside_the_former_ones(ends):
+    (one,) = profile(Traced(ends, "views").program)
+    weights = 8 * 512 * 512 * 4
+    assert 2 * weights <= one.peak_bytes < 2.5 * weights  # parameters, and gradients as views of the buckets
 
 
 def test_a_script_that_torchrun_starts_is_one_of_its_ranks(ends):

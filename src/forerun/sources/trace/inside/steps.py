@@ -44,6 +44,7 @@ class Steps:
         """The first step, for a program that ends with it."""
         self._first: Any = None
         self._marked = False
+        self._differentiates = False
         _follow_optimizers(self._before, self._after, self._outside)
         recorder.update_begins, recorder.update_ends = self._before, self._after
         self._updated = False
@@ -112,8 +113,15 @@ class Steps:
         self._mark(optimizer)
         if self._first is None:
             self._first = optimizer
-        if optimizer is self._first and not self._marked:
+        if optimizer is self._first and not self._marked and self._follows_backward():
             self.mark_step()
+
+    def _follows_backward(self) -> bool:
+        """Returns whether gradients were computed since the last step, for a program that ever computes any: DeepSpeed
+        lets an optimizer step once for each of its groups."""
+        seen, self.modules.backward_seen = self.modules.backward_seen, False
+        self._differentiates = self._differentiates or seen
+        return seen or not self._differentiates
 
     def _user_mark(self) -> None:
         if not self._marked:

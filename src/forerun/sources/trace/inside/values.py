@@ -5,7 +5,7 @@ computed from known values alone is computed for real on the CPU beside the fake
 counts give the true answer. Where a value depends on weights or activations, the oracle answers:
 
 * a float that the host reads is 1.0, an integer 1, a boolean False; `all` is True, `any` is False;
-* gradients are finite: `found_inf` of a gradient scaler stays 0;
+* numbers are finite: `isnan` and `isinf` are False everywhere, and `found_inf` of a gradient scaler stays 0;
 * `topk` picks experts (or anything else) in turn, so that every choice is equally frequent; `Oracle.skew` makes the
   first ones more frequent. `argmax`, `sort` and `multinomial` give valid indices the same way;
 * a mask selects everything.
@@ -48,7 +48,7 @@ def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def set_value(tensor: torch.Tensor, value: torch.Tensor, holds: list[bool] | None = None) -> None:
     """Makes `value` the known value of fake `tensor`; the views of one storage share `holds`."""
-    if isinstance(tensor, FakeTensor) and _small(value):
+    if isinstance(tensor, FakeTensor) and (_small(value) or _constant(value)):
         tensor.__dict__[KNOWN] = _Known(value, [True] if holds is None else holds)
 
 
@@ -71,6 +71,13 @@ def forget(tensor: torch.Tensor) -> None:
 def _small(tensor: torch.Tensor) -> bool:
     most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_INTEGERS
     return tensor.numel() <= most and tensor.layout == torch.strided
+
+
+def _constant(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor is one element that is expanded."""
+    if tensor.layout != torch.strided:
+        return False
+    return all(n == 1 or stride == 0 for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class Oracle:
@@ -100,6 +107,9 @@ class Oracle:
                     forget(tensor)
             return
         outputs = [t for t in _flat(out) if isinstance(t, FakeTensor)]
+        if not written and len(outputs) == 1 and any(v is not None and not _small(v) for v in values):
+            self._follow_constants(func, args, kwargs, outputs[0])
+            return
         if not all(_small(t) for t in outputs) or not all(_small(v) for v in values if v is not None):
             for tensor in written:
                 forget(tensor)
@@ -118,6 +128,17 @@ class Oracle:
                     continue
                 known = None if root is None else root.__dict__.get(KNOWN)
                 set_value(fake, value, None if known is None else known.holds)
+
+    def _follow_constants(self, func: Any, args: Any, kwargs: dict[str, Any], out: torch.Tensor) -> None:
+        """Computes one element of a result that is the same everywhere, as its arguments are: whether numbers are
+        finite."""
+        given = _one_element(_real(args))
+        same = torch.Tag.pointwise in func.tags or func in _SAME_OF_CONSTANTS
+        if not same and (func not in _ZERO_OF_ZEROS or bool(given[0].any())):
+            return
+        made = func(*given, **_one_element(_real(kwargs)))
+        if isinstance(made, torch.Tensor) and made.numel() == 1:
+            set_value(out, made.reshape(()).expand(out.shape))
 
     def overwritten(self, tensors: Sequence[torch.Tensor]) -> None:
         """Makes the values of `tensors` unknown, which something other than an operation of torch wrote to."""
@@ -205,6 +226,15 @@ def _real(value: Any) -> Any:
     return value
 
 
+def _one_element(value: Any) -> Any:
+    """Returns arguments with one element in place of each tensor that is the same everywhere."""
+    if isinstance(value, torch.Tensor):
+        return value[(slice(0, 1),) * value.dim()]
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_one_element, value))
+    return {k: _one_element(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
 def _nonzero(oracle: Oracle, func: Any, args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
     value = known_value(args[0])
     return torch.nonzero(torch.ones(args[0].shape, dtype=torch.bool) if value is None else value)
@@ -289,6 +319,25 @@ def _guess_all(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> N
     set_value(out, torch.ones(out.shape, dtype=out.dtype))
 
 
+def _guess_not_finite(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    set_value(out, torch.zeros((), dtype=out.dtype).expand(out.shape))
+
+
+def _guess_is_itself(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    if args[0] is args[1]:
+        set_value(out, torch.ones((), dtype=out.dtype).expand(out.shape))
+
+
+def _guess_is_not_itself(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    if args[0] is args[1]:
+        _guess_not_finite(oracle, args, kwargs, out)
+
+
+def _guess_is_not_infinite(oracle: Oracle, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    if args[1] == float("inf"):
+        set_value(out, torch.ones((), dtype=out.dtype).expand(out.shape))
+
+
 _GUESSES: dict[Any, Callable[[Oracle, Any, dict[str, Any], Any], None]] = {
     aten.topk.default: _guess_topk,
     aten.sort.default: _guess_sort,
@@ -299,7 +348,25 @@ _GUESSES: dict[Any, Callable[[Oracle, Any, dict[str, Any], Any], None]] = {
     aten.all.default: _guess_all,
     aten._is_all_true.default: _guess_all,
     aten.all.dim: _guess_all,
+    aten.isnan.default: _guess_not_finite,
+    aten.isinf.default: _guess_not_finite,
+    aten.eq.Tensor: _guess_is_itself,
+    aten.ne.Tensor: _guess_is_not_itself,
+    aten.ne.Scalar: _guess_is_not_infinite,
 }
+_SAME_OF_CONSTANTS = {
+    aten._to_copy.default,
+    aten.max.default,
+    aten.min.default,
+    aten.amax.default,
+    aten.amin.default,
+    aten.any.default,
+    aten.any.dim,
+    aten.all.default,
+    aten.all.dim,
+}
+"""These operators make one constant of another, however many elements it has; so do pointwise ones."""
+_ZERO_OF_ZEROS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
 _KEEPS_VALUE = {
     aten._amp_foreach_non_finite_check_and_unscale_.default,
     aten._amp_update_scale_.default,
