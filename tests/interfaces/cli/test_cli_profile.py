@@ -69,7 +69,7 @@ def test_a_step_is_imported_and_predicted(file, tmp_path, capsys):
     assert run(["predict", "--program", program, "--cluster", "a100-sxm-80gb", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["step_time_s"] == pytest.approx(1e-4)
-    assert record["breakdown"]["matmul"] == pytest.approx(6e-5)  # by its name, as the file tells no sizes
+    assert {"matmul", "host"} == {*record["breakdown"]}  # by the kernel's name, as the file tells no sizes
     assert run(["profile", "import", file, "-o", program, "--step", "4"]) == 2
     assert "has no step ProfilerStep#4" in capsys.readouterr().err
 
