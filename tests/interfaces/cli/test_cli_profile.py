@@ -69,7 +69,8 @@ def test_a_step_is_imported_and_predicted(file, tmp_path, capsys):
     assert run(["predict", "--program", program, "--cluster", "a100-sxm-80gb", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["step_time_s"] == pytest.approx(1e-4)
-    assert {"matmul", "host"} == {*record["breakdown"]}  # by the kernel's name, as the file tells no sizes
+    assert "memory_bound" not in record["breakdown"]  # a product by its name, as the file tells no sizes
+    assert record["breakdown"]["matmul"] > 4e-5
     assert run(["profile", "import", file, "-o", program, "--step", "4"]) == 2
     assert "has no step ProfilerStep#4" in capsys.readouterr().err
 
