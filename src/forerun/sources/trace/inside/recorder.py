@@ -72,7 +72,9 @@ class Recorder:
         """Returns the index of the module that runs or whose backward pass runs; set by `World`."""
         self.module_depth: Any = lambda: 0
         """Returns how many modules run inside each other; set by `World`."""
-        self._task, self._task_depth = -1, 0
+        self.backward_pass = -1
+        """The number of the last backward pass in which something was allocated or recorded."""
+        self._task_depth = 0
         self.update_begins: Any = lambda _optimizer: None
         self.update_ends: Any = lambda _optimizer: None
         """Called around the steps of optimizers that are part of a graph; set by `Steps`."""
@@ -178,8 +180,8 @@ class Recorder:
         if task == -1:
             return _FORWARD
         depth = self.module_depth()
-        if task != self._task:
-            self._task, self._task_depth = task, depth
+        if task != self.backward_pass:
+            self.backward_pass, self._task_depth = task, depth
         return _RECOMPUTE if torch.is_grad_enabled() or depth > self._task_depth else _BACKWARD
 
     def node(self, op: int, stream: int | None = None, peer: int = -1, sync: bool = False) -> int:

@@ -23,6 +23,8 @@ from forerun.sources.trace.recording import Recording
 
 _EVALUATES = "the recorded step runs the model without gradients too (evaluation?); --steps N records another one"
 
+_NO_PASS = -1
+
 
 class StepRecorded(BaseException):
     """Ends the program once its step is recorded. It is no exception that a program would catch."""
@@ -44,7 +46,7 @@ class Steps:
         """The first step, for a program that ends with it."""
         self._first: Any = None
         self._marked = False
-        self._differentiates = False
+        self._backward_pass = _NO_PASS
         _follow_optimizers(self._before, self._after, self._outside)
         recorder.update_begins, recorder.update_ends = self._before, self._after
         self._updated = False
@@ -119,9 +121,8 @@ class Steps:
     def _follows_backward(self) -> bool:
         """Returns whether gradients were computed since the last step, for a program that ever computes any: DeepSpeed
         lets an optimizer step once for each of its groups."""
-        seen, self.modules.backward_seen = self.modules.backward_seen, False
-        self._differentiates = self._differentiates or seen
-        return seen or not self._differentiates
+        before, self._backward_pass = self._backward_pass, self.recorder.backward_pass
+        return self._backward_pass != before or self._backward_pass == _NO_PASS
 
     def _user_mark(self) -> None:
         if not self._marked:
