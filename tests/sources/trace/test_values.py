@@ -155,6 +155,20 @@ def test_the_host_reads_one_and_false(oracle):
     assert value((weights(3) > 0).any()) is None
 
 
+@pytest.mark.parametrize("size", [4, 3000])
+def test_numbers_are_finite_in_tensors_of_any_size(oracle, size):
+    x = torch.empty(size, size)
+    finite, none = torch.isfinite(x), x.isinf().logical_or(x.isnan())
+    answers = [finite.all(), finite.float().min(), none.any(), none.float().max(), torch.isnan(x).sum(), (x != x).any()]
+    mixed = none.float() + torch.arange(size)  # differs from place to place
+    others, counted = x == torch.empty(size, size), finite.sum()
+    with _disable_current_modes():
+        assert [known_value(one).item() for one in answers] == [True, 1.0, False, 0.0, 0, False]
+        assert known_value(others) is None
+        assert (known_value(mixed) is None) == (known_value(counted) is None) == (size > 1000)
+        assert size > 1000 or known_value(counted).item() == size * size
+
+
 def test_choices_are_made_in_turn(oracle):
     scores = weights(4, 6)
     assert value(scores.topk(2)[1]) == [[0, 1], [2, 3], [4, 5], [0, 1]]

@@ -107,7 +107,8 @@ class Oracle:
                     forget(tensor)
             return
         outputs = [t for t in _flat(out) if isinstance(t, FakeTensor)]
-        if not written and len(outputs) == 1 and any(v is not None and not _small(v) for v in values):
+        large = any(v is not None and not _small(v) for v in values)
+        if large and not written and len(outputs) == 1 and all(v is not None and _constant(v) for v in values):
             self._follow_constants(func, args, kwargs, outputs[0])
             return
         if not all(_small(t) for t in outputs) or not all(_small(v) for v in values if v is not None):
