@@ -25,6 +25,8 @@ def given(*calls, module=LINEAR):
         ((None, torch.zeros(5, 2)), 5),
         (({"pixel_values": torch.zeros(6, 3, 8, 8), "labels": torch.zeros(6)},), 6),
         (([torch.zeros(3, 8, 9), torch.zeros(3, 9, 8)],), 2),
+        (([torch.zeros(9, 3, 8, 8), torch.zeros(9)], 0), 9),  # inputs and labels, and the number of the batch
+        (([torch.zeros(8, 5), torch.zeros(8, 5)],), 8),  # two views
         ((torch.tensor(3.0), torch.zeros(7, 2)), 7),
         (("text", 1), 0),
     ],

@@ -12,6 +12,8 @@ from forerun.sources.trace.inside.module_tree import parameters_in
 
 _FIELD = 3
 """The dimensions from which on an input of real numbers is an image, a sound or a latent of each sample."""
+_MOST_CHANNELS = 4
+"""The channels of an image at most."""
 
 
 class Workload:
@@ -64,9 +66,13 @@ class Workload:
         return min(self._given.values(), default=0)
 
 
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == _FIELD and value.shape[0] <= _MOST_CHANNELS
+
+
 def _batch(values: Iterable[Any]) -> tuple[torch.Tensor | None, int]:
-    """Returns the first tensor of a call's arguments, and how many samples they hold. A list of tensors has one for
-    each sample."""
+    """Returns the first tensor of a call's arguments, and how many samples they hold. A list of images has one for each
+    sample, as detectors get them; other lists are the parts of a batch, such as inputs and labels."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.dim():
             return value, int(value.shape[0])
@@ -75,5 +81,5 @@ def _batch(values: Iterable[Any]) -> tuple[torch.Tensor | None, int]:
             if tensor is not None:
                 return tensor, samples
         elif isinstance(value, (list, tuple)) and value and isinstance(value[0], torch.Tensor):
-            return value[0], len(value)
+            return value[0], len(value) if all(map(_is_image, value)) or not value[0].dim() else int(value[0].shape[0])
     return None, 0
