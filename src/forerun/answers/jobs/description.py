@@ -200,7 +200,8 @@ def _network(entry: NetworkEntry, shape: Shape, folder: Path, place: str) -> Sha
 
 def _traced(path: str | Path) -> tuple[tuple[Job, ...], tuple[str, ...]]:
     trace = read_jobs(path)
-    left_out = f"{trace.left_out:,} rows without a GPU or a duration are left out."
+    rows = "1 row" if trace.left_out == 1 else f"{trace.left_out:,} rows"
+    left_out = f"Left out: {rows} without a GPU or a duration."
     return trace.jobs, (left_out,) if trace.left_out else ()
 
 
