@@ -83,8 +83,9 @@ def test_a_profile_of_the_prediction_itself_differs_in_nothing(steps, tmp_path, 
     found, _ = _compared(tmp_path / "a.json", steps[plan])
     _adds_up(found)
     assert abs(found.slowdown) < 1e-5
-    # a launch that is late by less than the gap between two kernels counts as such a gap, not as the host's time
-    assert max(abs(part.lost_s) for part in found.parts) < 1e-3 * found.predicted_s
+    # a launch that is late by less than the gap between two kernels counts as such a gap, not as the host's time; how
+    # many are depends on the times of the kernels
+    assert max(abs(part.lost_s) for part in found.parts) < 2e-3 * found.predicted_s
     assert all(pair.counts[0] == pair.counts[1] for pair in found.pairs)
     assert verdict(found).startswith("as fast as predicted")
 
