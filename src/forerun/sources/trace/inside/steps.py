@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -100,15 +101,22 @@ class Steps:
 
     def _outside(self, closure: Any) -> Any:
         """Returns the closure of an optimizer's step, whose forward and backward pass are no work of the optimizer."""
+        if not callable(closure):
+            return closure
+        capturing = torch.compiler.is_dynamo_compiling
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if capturing():
+                return closure(*args, **kwargs)
             inside, self.recorder.in_optimizer = self.recorder.in_optimizer, 0
             try:
                 return closure(*args, **kwargs)
             finally:
                 self.recorder.in_optimizer = inside
 
-        return call if callable(closure) else closure
+        own = closure if isinstance(closure, FunctionType) else type(closure).__call__
+        own = getattr(closure, "__func__", own)
+        return in_place_of(own, call, shares_code=True) if isinstance(own, FunctionType) else call
 
     def _after(self, optimizer: Any) -> None:
         self.recorder.in_optimizer -= 1

@@ -64,16 +64,25 @@ def stand_in(original: Any, replacement: Any) -> Any:
     return in_place_of(original, call)
 
 
-def in_place_of(original: Any, function: Any) -> Any:
+def in_place_of(original: Any, function: Any, shares_code: bool = False) -> Any:
     """Returns `function` with the name and the file of `original`, by which Dynamo decides whether to inline a call.
 
-    It has to call `original` where `torch.compiler.is_dynamo_compiling()`, and may do more elsewhere.
+    It has to call `original` where `torch.compiler.is_dynamo_compiling()`, and may do more elsewhere. Dynamo captures
+    a frame once for each code object, so functions that a program makes again and again share one (`shares_code`).
     """
-    code = function.__code__.replace(co_filename=original.__code__.co_filename)
-    _stand_ins[id(code)] = code
+    made_of = _in_file if shares_code else _in_file.__wrapped__
+    code = made_of(function.__code__, original.__code__.co_filename)
     made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     made.__kwdefaults__ = function.__kwdefaults__
     return functools.update_wrapper(made, original)
+
+
+@functools.cache
+def _in_file(code: CodeType, file: str) -> CodeType:
+    """Returns the code of a stand-in as if it stood in `file`."""
+    made = code.replace(co_filename=file)
+    _stand_ins[id(made)] = made
+    return made
 
 
 def rebind(new: Mapping[int, Any], prefix: str = "torch") -> None:
