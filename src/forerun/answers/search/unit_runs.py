@@ -108,8 +108,7 @@ class UnitRuns:
         n_gpus: int = 1,
         workers: int = 1,
     ) -> None:
-        self.model, self.cluster, self.network, self.measured = model, cluster, network, measured
-        self._machine = Machine(cluster, network, measured, n_gpus)
+        self.model, self._machine = model, Machine(cluster, network, measured, n_gpus)
         self._has_experts = any(layer.moe is not None for layer in model.kinds)
         self._keys: dict[Plan, Key] = {}
         self._parts: dict[Key, tuple[Key, ...]] = {}
@@ -128,6 +127,18 @@ class UnitRuns:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._processes.__exit__(kind, error, trace)
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._machine.cluster
+
+    @property
+    def network(self) -> Network | None:
+        return self._machine.network
+
+    @property
+    def measured(self) -> Measured | None:
+        return self._machine.measured
 
     def sizes(self, plan: Plan) -> UnitSizes:
         """Returns the memory of the units of `plan`."""

@@ -93,6 +93,8 @@ class Refusal:
 
     rule: str
     reason: str
+    degrees: tuple[str, ...] = ()
+    """the parallel degrees of which another value may keep the rule"""
 
 
 def check_plan(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> None:
@@ -114,11 +116,8 @@ def check_plan(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) ->
 
 def _what_fits(model: AnyModel, plan: Plan, cluster: Cluster, refusal: Refusal) -> str:
     """Returns the words about degrees that keep the rule of `refusal`, and all rules about the same degree."""
-    if isinstance(model, LayeredModel):
-        return ""
-    broken = next(rule for rule in RULES if rule.name == refusal.rule)
-    degree = next((name for name in broken.degrees if getattr(plan, name) > 1), None)
-    if degree is None:
+    degree = next((name for name in refusal.degrees if getattr(plan, name) > 1), None)
+    if degree is None or isinstance(model, LayeredModel):
         return ""
     about = [rule for rule in RULES if degree in rule.degrees]
     fits = fitting_degrees(plan, degree, lambda other: not any(rule.broken(model, other, cluster) for rule in about))
@@ -135,7 +134,7 @@ def refuse(model: ModelSpec | LayeredModel, plan: Plan, cluster: Cluster) -> Ref
 def _first(rules: Sequence[Rule[Model]], model: Model, plan: Plan, cluster: Cluster) -> Refusal | None:
     for rule in rules:
         if rule.broken(model, plan, cluster):
-            return Refusal(rule.name, rule.reason(model, plan, cluster))
+            return Refusal(rule.name, rule.reason(model, plan, cluster), rule.degrees)
     return None
 
 
