@@ -103,6 +103,16 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
         ("torchtune", "torch 2.6", "", "torchtune"),
         ("PyTorch DDP", "torch 2.5.0+cu124", "", "pytorch-ddp"),
         ("nanoGPT", "torch 2.0", "", "pytorch-ddp"),
+        ("PyTorch", "torch 2.6", "", "pytorch-ddp"),
+        ("PyTorch FSDP2", "torch 2.9.0", "", "torchtitan-0.2"),
+        ("PyTorch FSDP", "torch 2.4", "", "fms-fsdp"),
+        ("LitGPT (Fabric FSDP)", "", "", "fms-fsdp"),
+        ("FSDP2 around LitGPT", "torch 2.6", "", "torchtitan-0.1"),
+        ("OLMo", "2024", "", "fms-fsdp"),
+        ("OLMo-core", "torch 2.9", "", "torchtitan-0.2"),
+        ("GPT-NeoX", "", "", "megatron-lm"),
+        ("ms-swift", "", "", "transformers"),
+        ("open-instruct with DeepSpeed ZeRO-3", "", "", "transformers-deepspeed"),
     ],
 )
 def test_stack_by_its_words(tmp_path: Path, framework: str, software: str, notes: str, stack: str) -> None:
@@ -241,6 +251,12 @@ def test_unsharded_state_is_replication(tmp_path: Path) -> None:
         ({"pp_schedule": "interleaved_1F1B", "pp_virtual_stages": ""}, ("Interleaved1F1B", 2)),
         ({"pp_schedule": "", "pp_virtual_stages": ""}, ("1F1B", 1)),
         ({"pp_schedule": "GPipe"}, ("GPipe", 1)),
+        ({"pp_schedule": "AFAB"}, ("GPipe", 1)),
+        ({"pp_schedule": "Interleaved 1F1B", "pp_virtual_stages": "4"}, ("Interleaved1F1B", 4)),
+        ({"pp_schedule": "zero bubble (ZB-H1)"}, ("ZB1P", 1)),
+        ({"pp_schedule": "ZBVZeroBubble"}, ("ZBV", 2)),
+        ({"pp_schedule": "DualPipe"}, ("DualPipe", 2)),
+        ({"pp_schedule": "dual pipe v", "pp_virtual_stages": "2"}, ("DualPipeV", 2)),
     ],
 )
 def test_pipeline_schedule(tmp_path: Path, change: dict[str, str], expected: tuple[str, int]) -> None:
@@ -304,6 +320,8 @@ def test_dtypes(tmp_path: Path, change: dict[str, str], expected: tuple[str, str
         ("fp8", "TransformerEngine delayed scaling (hybrid)", ("delayed", False)),
         ("fp8", "TransformerEngine (amp_fp8)", ("delayed", False)),
         ("fp8", "FP8-CS (FP8-MX)", ("tensorwise", False)),
+        ("float8", "1x128 and 128x128 blocks", ("block", False)),
+        ("fp8", "blockwise scaling", ("block", False)),
         ("fp8", "", ("tensorwise", False)),
         ("mxfp8", "mxfp8_cublas", ("mx", False)),
         ("nvfp4", "", ("mx", False)),
@@ -358,11 +376,28 @@ def test_the_checkpointed_fraction_follows_from_hfu_over_mfu(tmp_path: Path, hfu
         ("naive(fused softmax)", "naive"), ("triton_flash", "triton"), ("flex(compiled,max-autotune)", "flex"),
         ("sdpa(flash2, is_causal)", "sdpa"), ("cudnn/TE fused", "te"), ("TE flash/cudnn", "te"),
         ("flash1", "flash1"), ("flash2/TE", "flash2"), ("flash", "flash2"), ("flash-attention 3", "flash3"),
-        ("none(model has no attention)", "auto"), ("", "auto"),
+        ("none(model has no attention)", "auto"), ("", "auto"), ("SDPA (cuDNN)", "cudnn"), ("sdpa(math)", "naive"),
+        ("eager", "naive"), ("flex eager", "flex_uncompiled"), ("TE unfused", "naive"), ("TE", "te"),
+        ("SDPA mem_efficient", "sdpa"), ("mem_efficient", "efficient"), ("CK", "aiter"),
     ],
 )  # fmt: skip
 def test_attention_kernel(tmp_path: Path, text: str, kernel: str) -> None:
     assert plan(tmp_path, attention_kernel=text).attention == kernel
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "noted"),
+    [
+        ({"notes": "LoRA, rank 64 and alpha 128"}, (64, "wide"), False),
+        ({"framework": "torchtune QLoRA"}, (16, "nf4"), True),
+        ({"notes": "rank-8 LoRA adapters"}, (8, "wide"), False),
+        ({"notes": "full fine-tuning, no LoRA"}, (0, "wide"), False),
+    ],
+)
+def test_adapters(tmp_path: Path, change: dict[str, str], expected: tuple[int, str], noted: bool) -> None:
+    inputs = mapped(tmp_path, **change)
+    assert (inputs.plan.lora_rank, inputs.plan.frozen_dtype) == expected
+    assert any(note == "rank of LoRA not stated: taken as 16" for note in inputs.notes) == noted
 
 
 @pytest.mark.parametrize(
@@ -375,6 +410,10 @@ def test_attention_kernel(tmp_path: Path, text: str, kernel: str) -> None:
         ("adamw_apex_fused", ("adamw", "fused")),
         ("sgd", ("sgd", "fused")),
         ("", ("adamw", "fused")),
+        ("bitsandbytes AdamW 8-bit", ("adamw8bit", "fused")),
+        ("8bit_adam", ("adamw8bit", "fused")),
+        ("Muon + AdamW", ("muon", "fused")),
+        ("Adafactor", ("adafactor", "fused")),
     ],
 )
 def test_optimizer(tmp_path: Path, text: str, expected: tuple[str, str]) -> None:

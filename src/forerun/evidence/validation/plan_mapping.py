@@ -10,7 +10,7 @@ from forerun.describe.kernels.attention import kernel_in_words
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
 from forerun.describe.plan.complete import complete_plan
-from forerun.describe.plan.plan import FP8_PRECISIONS, Plan
+from forerun.describe.plan.plan import FP8_PRECISIONS, V_SCHEDULES, Plan
 from forerun.describe.stacks.catalog import UNKNOWN_STACK, load_stack
 from forerun.evidence.validation import wording
 from forerun.evidence.validation.rows import Measurement
@@ -21,6 +21,9 @@ FULL_RECOMPUTE_SHARE = 1 / 3
 
 CHUNKS = 8
 """parts of a chunked loss where the number is not stated: that of torchtune and torchtitan (loss.py of both)"""
+
+USUAL_LORA_RANK = 16
+"""rank of adapters that no words state: that of MLPerf's LoRA benchmark and of most examples of peft"""
 
 NOT_STATED = "activation_checkpointing not stated: taken as none"
 """note of a row that doesn't state its checkpointing"""
@@ -68,6 +71,7 @@ def stated_fields(row: Measurement, model: ModelSpec, notes: list[str]) -> Field
     fields |= _checkpointing(row, notes)
     fields |= _kernels(row, notes)
     fields |= _experts(row, model)
+    fields |= _adapters(row, notes)
     return fields | _offload(row, model, notes)
 
 
@@ -164,8 +168,14 @@ def _pipeline(row: Measurement, model: ModelSpec, pp: int, notes: list[str]) -> 
     """Returns the schedule, the stages of each rank and the layers of each stage."""
     if pp == 1:
         return {}
-    chunks, interleaved = row.pp_virtual_stages or 0, says(row.pp_schedule, "interleaved")
-    if interleaved and not chunks:
+    stated = "" if row.pp_schedule.lower() == "none" else row.pp_schedule
+    named = wording.first_match(wording.SCHEDULES, stated)
+    if stated and named is None:
+        raise Inexpressible(f"pp_schedule {row.pp_schedule!r} is not known")
+    if named in V_SCHEDULES:
+        return {"pp_schedule": named, "virtual_stages": 2, **_stages(row, model, 2 * pp, notes)}
+    chunks = row.pp_virtual_stages or 0
+    if named == "Interleaved1F1B" and not chunks:
         chunks = _usual_chunks(model.n_layers, pp)
         notes.append(f"pp_virtual_stages not stated: taken as {chunks}")
     elif not chunks:
@@ -173,11 +183,9 @@ def _pipeline(row: Measurement, model: ModelSpec, pp: int, notes: list[str]) -> 
         notes.append("pp_virtual_stages not stated: taken as 1")
     if not row.pp_schedule:
         notes.append("pp_schedule not stated: taken as 1F1B")
-    if row.pp_schedule.lower() not in ("", "none", "1f1b", "gpipe", "interleaved_1f1b"):
-        raise Inexpressible(f"pp_schedule {row.pp_schedule!r} is not known")
     if not row.pp_schedule and not row.pp_virtual_stages:
         return _stages(row, model, pp, notes)
-    schedule = "GPipe" if says(row.pp_schedule, "gpipe") else "Interleaved1F1B" if chunks > 1 else "1F1B"
+    schedule = named if named in ("GPipe", "ZB1P") else "Interleaved1F1B" if chunks > 1 else "1F1B"
     return {"pp_schedule": schedule, "virtual_stages": chunks, **_stages(row, model, pp * chunks, notes)}
 
 
@@ -309,6 +317,18 @@ def _experts(row: Measurement, model: ModelSpec) -> Fields:
     if says(row.notes, wording.EXPERT_OVERLAP):
         fields["expert_overlap"] = True
     return fields
+
+
+def _adapters(row: Measurement, notes: list[str]) -> Fields:
+    """Returns the low-rank adapters that are trained where the row's words say LoRA or QLoRA."""
+    words = "; ".join((row.framework, row.model, row.optimizer, row.notes))
+    if not says(words, wording.LORA):
+        return {}
+    stated = re.search(wording.LORA_RANK, words, re.IGNORECASE)
+    rank = int(stated[1] or stated[2]) if stated else USUAL_LORA_RANK
+    if not stated:
+        notes.append(f"rank of LoRA not stated: taken as {rank}")
+    return {"lora_rank": rank, "frozen_dtype": "nf4" if says(words, wording.QLORA) else "wide"}
 
 
 def _kernels(row: Measurement, notes: list[str]) -> Fields:

@@ -21,6 +21,7 @@ NO_ATTENTION = r"^none"
 """attention kernel of a model that has no attention"""
 
 FP8_RECIPES = (
+    (r"block-?wise|\bblocks?\b|1x128|128x128", "block"),
     (r"tensorwise|fp8-cs|current", "tensorwise"),
     (r"rowwise", "rowwise"),
     (r"delayed|amp_fp8", "delayed"),
@@ -31,15 +32,34 @@ FP8_ALL_GATHER = r"\b(fp8|f8|float8) all-?gather"
 PRECISIONS = {
     "amp_bf16": "bf16",
     "bf16": "bf16",
+    "bf16-mixed": "bf16",
+    "bf16-true": "bf16",
+    "bfloat16": "bf16",
     "amp_fp16": "fp16",
     "fp16": "fp16",
+    "float16": "fp16",
+    "16-mixed": "fp16",
     "tf32": "tf32",
     "fp32": "fp32",
+    "float32": "fp32",
     "amp_fp8": "fp8",
     "fp8": "fp8",
+    "float8": "fp8",
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
 }
+"""words of tables and of Lightning (`bf16-mixed`) -> Plan.precision"""
+
+SCHEDULES = (
+    (r"gpipe|\bafab\b|all[- ]forward[- ]all[- ]backward", "GPipe"),
+    (r"dual-?_? ?pipe-?_? ?v\b", "DualPipeV"),
+    (r"dual-?_? ?pipe\b", "DualPipe"),
+    (r"\bzb-?v\b|zbv", "ZBV"),
+    (r"\bzb-?(h?1|h1p|1p)\b|zero[- ]?bubble", "ZB1P"),
+    (r"interleaved", "Interleaved1F1B"),
+    (r"1f1b", "1F1B"),
+)
+"""words -> Plan.pp_schedule"""
 
 CHECKPOINTING = (
     (r"separate checkpoint", ("selective", "attention+mlp")),
@@ -53,7 +73,16 @@ CHECKPOINTING = (
 EVERY_NTH_LAYER = r"every (\d+)\w* (layer|block)"
 UNSTATED_FRACTION = r"fraction of (blocks|layers) not stated"
 
-OPTIMIZERS = ((r"sgd", "sgd"), (r"adamw", "adamw"), (r"adam", "adam"))
+OPTIMIZERS = (
+    (r"\bmuon", "muon"),
+    (r"\bshampoo", "shampoo"),
+    (r"\bsoap\b", "soap"),
+    (r"adafactor", "adafactor"),
+    (r"adam.*\b8[- ]?bit|\b8[- ]?bit.*adam|adamw?8bit", "adamw8bit"),
+    (r"sgd", "sgd"),
+    (r"adamw", "adamw"),
+    (r"adam", "adam"),
+)
 OPTIMIZER_KERNELS = ((r"foreach", "foreach"), (r"decoupled", "loop"), (r"fused|distributed|apex", "fused"))
 """Composer's DecoupledAdamW updates one tensor after the other; `distributed` is Megatron's, which uses apex"""
 
@@ -80,6 +109,10 @@ DISPATCHERS = ((r"hybrid-?ep\b", "hybridep"), (r"deep-?ep\b", "deepep"), (r"all-
 EXPERT_OVERLAP = r"expert communication overlapped"
 RECOMPUTED = r"recompute_modules ((?:core_attn|layernorm|mla_up_proj|moe_act|mlp|moe|shared_experts)\b(?:, ?|))+"
 """modules that Megatron-Core recomputes"""
+LORA = r"(?<!\bno )(?<!\bwithout )\bq?lora\b"
+QLORA = r"\bqlora\b|\bnf4\b"
+LORA_RANK = r"\blora\b[^.;]*?\b(?:rank|r)\s*=?\s*(\d+)|\brank[- ](\d+)[^.;]*\blora\b"
+"""the number of the rank near the word LoRA"""
 ACCUMULATION = ((r"fp32 gradient accumulation", "fp32"), (r"fp16 gradients", "fp16"))
 """words -> dtype of the buffer that sums the gradients of micro batches"""
 
