@@ -12,6 +12,8 @@ from forerun.common.yaml_files import Entry
 Count = Annotated[int, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(ge=1e-12)]
+"""a time that is more than nothing: a picosecond, the least that an event takes"""
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 _LARGE = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -171,7 +173,7 @@ class MaintenanceEntry(Entry):
 class StepEntry(Entry):
     """A step that is known: its seconds and the tokens of its batch."""
 
-    seconds: Positive
+    seconds: Seconds
     tokens: Large
 
 

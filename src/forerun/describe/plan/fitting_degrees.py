@@ -10,6 +10,8 @@ from forerun.describe.plan.plan import Plan
 
 _BELOW, _ABOVE = 5, 1
 """most values named below and above the one that is refused"""
+_TRIED = 1024
+"""most values tried on either side, so that a refusal of tp 2,000,000 comes at once"""
 
 
 def fitting_degrees(plan: Plan, degree: str, runs: Callable[[Plan], bool]) -> list[int]:
@@ -22,8 +24,8 @@ def fitting_degrees(plan: Plan, degree: str, runs: Callable[[Plan], bool]) -> li
             return False
 
     own = getattr(plan, degree)
-    below = [value for value in range(1, own) if fits(value)]
-    above = [value for value in range(own + 1, 2 * own + 1) if fits(value)]
+    below = [value for value in range(1, min(own, _TRIED + 1)) if fits(value)]
+    above = [value for value in range(own + 1, own + min(own, _TRIED) + 1) if fits(value)]
     return below[-_BELOW:] + above[:_ABOVE]
 
 

@@ -1,0 +1,1 @@
+predict CONFIG --cluster h100-sxm --plan-file FILE --json
