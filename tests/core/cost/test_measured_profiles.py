@@ -1,5 +1,6 @@
 """Users' measurements: looked up by shape, interpolated along bytes, read from CSV files with clear errors."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -300,3 +301,10 @@ def test_a_wrong_network_profile_names_the_line_and_the_column(tmp_path, text, m
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ForerunError, match="nowhere"):
         read_network_profile(tmp_path / "nowhere.csv")
+
+
+@pytest.mark.parametrize("time_s", [1e9, math.inf])
+def test_a_measurement_in_another_unit_is_named_with_what_takes_it(time_s):
+    ops = table_of(lambda table: table.gemm("a", 512, 512, 512))
+    with pytest.raises(ForerunError, match=r"gemm m 512 n 512 k 512 .* no op takes over 100,000 s; check the unit"):
+        Measured(KernelProfile(gemm={("bf16", 512, 512, 512, 1): time_s})).lookup(ops, ())

@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from forerun.common.errors import ForerunError
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.kinds import Attention, Gemm, OpKind
 from forerun.core.program.types import F64, Collective, OpTable
@@ -24,6 +25,8 @@ AttentionShape = tuple[int, ...]
 """the columns of `kinds.Attention`"""
 CollectiveShape = tuple[Collective, int, int]
 """kind, ranks of the group, ranks between its neighbours"""
+_MOST_S = 100_000
+"""seconds that an op of a step may take, some 28 hours"""
 ANY = ""
 """stands for every name of an attention kernel or memory-bound op"""
 
@@ -107,12 +110,22 @@ class Measured:
         return found
 
 
+def _credible(time_s: float, what: str) -> float:
+    """Returns `time_s`. Raises ForerunError where no op of a step takes that long."""
+    if not time_s <= _MOST_S:
+        raise ForerunError(
+            f"{what} takes {time_s:.3g} s by the measurements given, and no op takes over {_MOST_S:,} s; check the unit"
+            " of its times and sizes"
+        )
+    return time_s
+
+
 def _take(found: Found, row: int, time_s: float | None, what: str) -> None:
     """Records an exact time, or that it is missing."""
     if time_s is None:
         found.lacks[row] = f"{what}: not measured"
     else:
-        found.time_s[row], found.inside[row] = time_s, True
+        found.time_s[row], found.inside[row] = _credible(time_s, what), True
 
 
 def _along(found: Found, row: int, curve: Curve | None, size: float, what: str, times: int = 1) -> None:
@@ -121,7 +134,7 @@ def _along(found: Found, row: int, curve: Curve | None, size: float, what: str, 
         found.lacks[row] = f"{what}: not measured"
         return
     time_s, inside = curve.seconds(size)
-    found.time_s[row], found.inside[row] = times * time_s, inside
+    found.time_s[row], found.inside[row] = _credible(times * time_s, what), inside
     if not inside:
         low, high = (f"{end:,.0f}" for end in (curve.size_bytes[0], curve.size_bytes[-1]))
         found.lacks[row] = f"{what}, {size:,.0f} bytes: extrapolated from {low} to {high} bytes"
