@@ -206,7 +206,7 @@ class RunEntry(Entry):
     page = "docs/goodput.md"
 
     name: str = "run"
-    gpus: AtLeastOne
+    gpus: Annotated[int, Field(ge=1, le=10_000_000)]
     gpus_per_node: AtLeastOne | None = None
     step: StepEntry | None = None
     plan: PlanEntry | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right, insort
 from math import inf
 
 from forerun.answers.goodput.request import FailureKind, RunRequest
@@ -16,6 +17,7 @@ class Pool:
         self._free = 0 if request.spares is None else request.spares.nodes
         self._repairs: list[float] = []
         self._returns: list[float] = []
+        """when each missing replica is back, in rising order"""
 
     def replace_s(self, kind: FailureKind, now_s: float) -> float:
         """Takes the nodes of a failure out and returns the seconds until others stand in their place."""
@@ -41,7 +43,7 @@ class Pool:
         elastic = self._elastic
         if elastic is None or elastic.replicas - len(self._returns) - 1 < elastic.least_replicas:
             return False
-        heapq.heappush(self._returns, back_s)
+        insort(self._returns, back_s)
         return True
 
     def stop(self, ready_s: float) -> float:
@@ -50,14 +52,13 @@ class Pool:
         Returns when no more nodes are missing than the run can do without. Failures while it waits change nothing for
         those that were missing before.
         """
-        heapq.heappush(self._returns, ready_s)
+        insort(self._returns, ready_s)
         spared = 0 if self._elastic is None else self._elastic.replicas - self._elastic.least_replicas
-        return sorted(self._returns)[max(0, len(self._returns) - 1 - spared)]
+        return self._returns[max(0, len(self._returns) - 1 - spared)]
 
     def start(self, now_s: float) -> None:
         """Ends the absence of all that are back, because the whole run starts again."""
-        while self._returns and self._returns[0] <= now_s:
-            heapq.heappop(self._returns)
+        del self._returns[: bisect_right(self._returns, now_s)]
 
     def all_return(self) -> None:
         """Ends the absence of all replicas, because planned work brings them back."""
@@ -70,7 +71,7 @@ class Pool:
 
     def grow(self) -> None:
         """Takes back the replica that returns first."""
-        heapq.heappop(self._returns)
+        del self._returns[0]
 
     @property
     def factor(self) -> float:
