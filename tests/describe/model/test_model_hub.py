@@ -1,6 +1,9 @@
 """Models of the hub's cache by name, and families that are read by what transformers builds of them."""
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import prod
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from reference_counts import counted
 from forerun.common.errors import ForerunError
 from forerun.describe.model.catalog import load_any, load_model
 from forerun.describe.model.fields import Fields
+from forerun.describe.model.hub import download_config
 from forerun.describe.model.huggingface import spec_from_config
 from forerun.describe.model.meta_device import recognised, spec_from_transformers
 from forerun.describe.model.parameters import parameter_count
@@ -50,6 +54,51 @@ def test_the_main_branch_goes_before_other_commits(cache: Path) -> None:
 def test_nothing_is_downloaded_unasked(cache: Path) -> None:
     with pytest.raises(ForerunError, match=r"not in the hub cache .* `forerun models org/other --download`"):
         load_model("org/other")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that has one model for everybody, and one for people who logged in."""
+
+    def do_GET(self) -> None:  # the name that the base class asks for
+        public = self.path == "/org/Some-8B/resolve/main/config.json"
+        self.send_response(200 if public else 401 if "gated" in self.path else 404)
+        self.send_header("X-Repo-Commit", "abc123")
+        self.end_headers()
+        if public:
+            self.wfile.write(EXAMPLE.read_bytes())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield cache
+        server.shutdown()
+
+
+def test_a_config_is_downloaded_to_the_cache(hub: Path) -> None:
+    assert download_config("org/Some-8B") == hub / "snapshots" / "abc123" / "config.json"
+    assert parameter_count(load_model("org/Some-8B")) == parameter_count(load_model("llama-3.1-8b"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("org/gated", "HTTP 401 .*needs a login: run `hf auth login` and `hf download org/gated config.json`"),
+        ("org/none", "HTTP 404"),
+        ("gpt5", "gpt5: can't be downloaded: a model of the Hugging Face hub is written org/model"),
+        ("a/b/c", "is written org/model"),
+    ],
+)
+def test_what_cannot_be_downloaded_is_one_line(hub: Path, name: str, says: str) -> None:
+    with pytest.raises(ForerunError, match=says) as error:
+        download_config(name)
+    assert "\n" not in str(error.value)
 
 
 LLAMA = {"model_type": "new", "vocab_size": 100, "num_attention_heads": 4}

@@ -126,6 +126,21 @@ def test_doctor_says_what_is_missing_and_how_to_install_it(capsys, monkeypatch):
     assert "pip install 'forerun[plot]'" in capsys.readouterr().out
 
 
+def test_doctor_looks_at_every_extra_that_users_install():
+    """All but those of developers: tests and the documentation."""
+    extras = set(metadata.metadata("forerun").get_all("Provides-Extra"))
+    assert {each.what for each in doctor.examine()} >= {f"extra {name}" for name in extras - {"test", "docs"}}
+
+
+def test_only_a_model_of_the_hub_is_downloaded(capsys, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert run(["models", "gpt2-small", "--download"]) == 0, "a preset is there"
+    assert "gpt2-small" in capsys.readouterr().out
+    for words, says in (([], "name a model"), (["gpt9"], "org/model"), (["org/model"], "can't be downloaded")):
+        assert run(["models", *words, "--download"]) == 2
+        assert says in capsys.readouterr().err
+
+
 def test_doctor_knows_which_torch_is_supported():
     real = metadata.requires("forerun")
     (first, second), (third, fourth) = supported.FIRST, supported.LAST

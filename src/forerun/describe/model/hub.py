@@ -51,18 +51,30 @@ def cached_names() -> list[str]:
 def download_config(name: str) -> Path:
     """Downloads the config.json of a model's main branch into the cache, and returns its path.
 
-    Raises ForerunError if the hub can't be reached or has no such public file.
+    Raises ForerunError if `name` is none of the hub's, if the hub can't be reached, or if it has no such public file.
     """
+    if not is_hub_name(name):
+        raise ForerunError(f"{name}: can't be downloaded: a model of the Hugging Face hub is written org/model")
     url = f"{os.environ.get('HF_ENDPOINT', _ENDPOINT)}/{name}/resolve/main/config.json"
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
             content, commit = answer.read(_MOST_BYTES), answer.headers.get("X-Repo-Commit", "main")
+    except urllib.error.HTTPError as error:
+        raise ForerunError(f"{url}: can't be downloaded: {_refusal(name, error)}") from None
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise ForerunError(f"{url}: can't be downloaded: {error}") from None
     folder = make_folder(_folder(name) / "snapshots" / Path(commit).name)
     with whole_file(folder / "config.json") as file:
         file.write(content)
     return folder / "config.json"
+
+
+def _refusal(name: str, error: urllib.error.HTTPError) -> str:
+    """Says why the hub does not give a file, and what a user who may read a gated model does."""
+    said = f"HTTP {error.code} {error.reason}"
+    if error.code not in (401, 403):
+        return said
+    return f"{said}; no such model, or one that needs a login: run `hf auth login` and `hf download {name} config.json`"
 
 
 def absent(name: str, presets: Sequence[str]) -> ForerunError:

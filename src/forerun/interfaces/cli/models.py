@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from forerun.describe.model.catalog import load_any, model_table
+from forerun.common.errors import ForerunError
+from forerun.describe.model.catalog import load_any, model_names, model_table
 from forerun.describe.model.hub import download_config
 from forerun.interfaces.cli import completion
 from forerun.interfaces.report.console import print_models
@@ -25,13 +26,19 @@ def models(
         ),
     ] = None,
     download: Annotated[
-        bool, typer.Option("--download", help="First download the config.json of org/model from the Hugging Face hub.")
+        bool,
+        typer.Option(
+            "--download",
+            help="First download the config.json of org/model from the Hugging Face hub; a preset needs none.",
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """List the model presets, or the parts of one model with their parameters, FLOPs and activations."""
+    if download and model is None:
+        raise ForerunError("--download: name a model of the Hugging Face hub (forerun models org/model --download)")
     if model is not None:
-        if download:
+        if download and model not in model_names():
             download_config(model)
         one = load_any(model)
         if as_json:

@@ -26,6 +26,7 @@ _FOR = {
     "data": "tables (to_dataframe), Parquet",
     "plot": "pictures and pages",
     "trace": "tracing PyTorch scripts",
+    "serve": "the planner in the browser",
     "measure": "refits to measurements",
     "ray": "searches on Ray",
 }
