@@ -33,6 +33,8 @@ def test_a_neighbour_differs_in_its_field_and_in_the_fields_that_it_names(result
         differing = {name for name in CHOSEN if getattr(plan, name) != getattr(each.plan, name)}
         assert differing == {each.field, *each.also}
         assert (each.plan.world_size, each.plan.global_batch) == (8, 64)
+        assert result.outcome.table.plan(each.row) == each.plan
+    assert len({each.row for each in found}) == len(found), "a plan comes once"
 
 
 def test_no_plan_of_the_value_is_closer_than_the_neighbour(result: SearchResult) -> None:

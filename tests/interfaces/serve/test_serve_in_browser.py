@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,43 @@ def test_two_plans_stand_side_by_side(browser: Any, address: str) -> None:
     rows = find_all(browser, "[aria-label='pinned and chosen plan'] tbody tr")
     assert rows[0].text.startswith("step time")
     assert "%" in rows[0].text
+    find(browser, "#unpin").click()
+    until(browser, "!location.hash.includes('pin=') && !document.querySelector('#unpin')")
+
+
+def test_an_address_gives_both_plans_to_a_server_that_has_not_answered_it(browser: Any, address: str) -> None:
+    opened(browser, address, SMALL.replace("global_batch=64", "global_batch=128") + "&row=5&pin=3")
+    until(browser, "document.querySelector('#plan').textContent.includes('Beside the pinned plan')")
+    assert "&row=5&pin=3" in browser.current_url
+    assert {"chosen", "pinned"} <= {each.text for each in find_all(browser, "#scatter-legend li")}
+    pinned = re.search(r"Pinned: (.*), torchtitan", text_of(browser, "#plan"))
+    assert pinned is not None
+    find(browser, "#unpin").find_element("xpath", "preceding-sibling::button").click()
+    until(browser, f"document.querySelector('#plan strong').textContent === {json.dumps(pinned[1])}")
+    assert "&row=3" in browser.current_url
+
+
+def test_a_plan_that_was_not_simulated_is_marked_at_its_bounds(browser: Any, address: str) -> None:
+    opened(browser, address)
+    marks = "[...document.querySelectorAll('#scatter-legend li')].map(each => each.textContent)"
+    find(browser, "#state").send_keys("not simulated")
+    until(browser, "document.querySelector('#table caption').textContent.includes('match')")
+    words = text_of(browser, "#table tbody button")
+    find(browser, "#table tbody button").click()
+    until(browser, f"document.querySelector('#plan strong').textContent === {json.dumps(words)}")
+    assert "chosen" in browser.execute_script(f"return {marks}")
+
+
+def test_a_neighbour_is_chosen_and_the_address_keeps_it(browser: Any, address: str) -> None:
+    opened(browser, address)
+    until(browser, "document.querySelector('[aria-label=neighbours] tbody button')")
+    best = text_of(browser, "#plan strong")
+    find(browser, "[aria-label=neighbours] tbody button").click()
+    until(browser, f"document.querySelector('#plan strong').textContent !== {json.dumps(best)}")
+    words = text_of(browser, "#plan strong")
+    assert "&row=" in browser.current_url
+    browser.refresh()
+    until(browser, f"(document.querySelector('#plan strong') || {{}}).textContent === {json.dumps(words)}")
 
 
 def test_the_table_is_sorted_and_filtered(browser: Any, address: str) -> None:
@@ -158,6 +196,30 @@ def test_a_mistake_is_one_line_on_the_page(browser: Any, address: str) -> None:
     browser.get(f"{address}&{SMALL}&f.tp=7")
     until(browser, "document.body.dataset.state === 'failed'")
     assert "no plan" in text_of(browser, "#error")
+
+
+def test_a_question_without_an_answer_shows_no_plans_of_another_one(browser: Any, address: str) -> None:
+    opened(browser, address)
+    for text, state in (("7", "failed"), ("2", "whole")):
+        box = find(browser, "#q-f-tp")
+        box.clear()
+        box.send_keys(text, ENTER)
+        until(browser, f"document.body.dataset.state === '{state}' && location.hash.includes('f.tp={text}')")
+        shown = state == "whole"
+        assert [find(browser, f"#{name}").is_displayed() for name in ("found", "plan")] == [shown, shown]
+        assert find(browser, "#error").is_displayed() != shown
+
+
+def test_search_asks_again_what_had_no_answer(browser: Any, address: str) -> None:
+    browser.get("about:blank")
+    browser.get(f"{address}&{SMALL}&f.tp=7")
+    until(browser, "document.body.dataset.state === 'failed'")
+    browser.execute_script(
+        "window.states = []; new MutationObserver(() => window.states.push(document.body.dataset.state))"
+        ".observe(document.body, {attributes: true})"
+    )
+    find(browser, "#question button[type=submit]").click()
+    until(browser, "window.states.includes('searching') && document.body.dataset.state === 'failed'")
 
 
 def test_without_the_token_the_page_says_what_to_open(browser: Any, address: str) -> None:

@@ -62,7 +62,10 @@ def test_why_another_plan_is_slower_or_faster() -> None:
     assert planner._why(mostly, own) == f"{names[1]} -950 ms"
     assert planner._why(own, prediction(3.0, {first: 2.0, third: 0.5})) == f"{names[0]} +1.00 s"
     assert planner._why(own, own) == "no large change"
-    assert planner._why(own, prediction(1.0, fits=False)) == "it needs 90.0 GiB of 79.2"
+    large = prediction(1.0, fits=False)
+    assert planner._why(own, large) == "does not fit: needs 90.0 of 79.2 GiB"
+    large.peak_reserved_gib = 78.4
+    assert planner._why(own, large) == "does not fit: needs 78.4 of 79.2 GiB beside CUDA and NCCL"
 
 
 def test_the_place_of_a_plan() -> None:

@@ -329,16 +329,17 @@ def test_neighbours_that_fit_come_first_the_fastest_before_the_others(plans: Any
     own = Hand(step_time_s=2.0)
     monkeypatch.setattr(plans, "found", lambda about: (Hand(question=question()), "plan", own))
     monkeypatch.setattr(planner, "neighbours", lambda result, plan: [
-        Hand(plan=name, field=name, value=7, also=("x",)) for name in steps
+        Hand(plan=name, row=ord(name), field=name, value=7, also=("x",)) for name in steps
     ])  # fmt: skip
     monkeypatch.setattr(plans, "_predicted", lambda made, plan: Hand(step_time_s=steps[plan][0], fits=steps[plan][1]))
-    monkeypatch.setattr(planner, "place_record", lambda prediction: {"fits": prediction.fits})
+    monkeypatch.setattr(planner, "place_record", lambda prediction, row: {"fits": prediction.fits, "row": row})
     monkeypatch.setattr(planner, "plan_words", lambda plan: plan)
     monkeypatch.setattr(planner, "_why", lambda own, other: "why")
     plans._heard(answer(question()))
     found = plans.neighbours(AboutPlan(question=question(), row=0))
     assert [(each["field"], each["change"]) for each in found] == [("c", 0.25), ("a", 0.5), ("b", -0.5)]
     assert (found[0]["value"], found[0]["also"], found[0]["words"], found[0]["why"]) == ("7", ["x"], "c", "why")
+    assert [each["place"]["row"] for each in found] == [ord("c"), ord("a"), ord("b")]
 
 
 # -- what a search tells -----------------------------------------------------------------------------------------------

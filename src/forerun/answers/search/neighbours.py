@@ -28,6 +28,8 @@ class Neighbour:
     field: str
     value: object
     plan: Plan
+    row: int
+    """number of the plan in the table of the search"""
     also: tuple[str, ...]
     """other fields that have to change with it"""
 
@@ -35,7 +37,8 @@ class Neighbour:
 def neighbours(result: SearchResult, plan: Plan, values: int = 2) -> list[Neighbour]:
     """Returns the neighbours of `plan` among the plans of a search, at most `values` for each field.
 
-    Of plans that are equally close, the one with the least bound stands for the value.
+    Of plans that are equally close, the one with the least bound stands for the value. A plan comes once, under the
+    first of the fields that set it apart.
     """
     table = result.outcome.table
     columns = {name: table.codes_of(name) for name in CHOSEN if name in _varied(result)}
@@ -43,7 +46,7 @@ def neighbours(result: SearchResult, plan: Plan, values: int = 2) -> list[Neighb
     if not same:
         return []
     differing = sum((~each).astype(np.int64) for each in same.values())
-    found: list[Neighbour] = []
+    found: dict[int, Neighbour] = {}
     for name in columns:
         others = np.flatnonzero(~same[name])
         for row in _nearest(columns[name][others], np.asarray(differing)[others], result.outcome.bound[others], values):
@@ -51,8 +54,8 @@ def neighbours(result: SearchResult, plan: Plan, values: int = 2) -> list[Neighb
             other = table.plan(number)
             also = tuple(each for each in same if each != name and not same[each][number])
             if len(also) <= _MOST_ALSO:
-                found.append(Neighbour(name, getattr(other, name), other, also))
-    return found
+                found.setdefault(number, Neighbour(name, getattr(other, name), other, number, also))
+    return list(found.values())
 
 
 def _varied(result: SearchResult) -> frozenset[str]:

@@ -140,7 +140,7 @@ class Planner:
                     "change": prediction.step_time_s / own.step_time_s - 1,
                     "why": _why(own, prediction),
                 }
-                | {"place": place_record(prediction)}
+                | {"place": place_record(prediction, each.row)}
             )
         return sorted(out, key=lambda row: (not row["place"]["fits"], row["change"]))
 
@@ -206,7 +206,8 @@ def _standing(result: SearchResult, prediction: Prediction) -> str:
 def _why(own: Prediction, other: Prediction) -> str:
     """Names the parts of the step that are longer in another plan, or says that the other plan doesn't fit."""
     if not other.fits:
-        return f"it needs {other.peak_reserved_gib:.1f} GiB of {other.memory_limit_gib:.1f}"
+        beside = "" if other.peak_reserved_gib > other.memory_limit_gib else " beside CUDA and NCCL"
+        return f"does not fit: needs {other.peak_reserved_gib:.1f} of {other.memory_limit_gib:.1f} GiB{beside}"
     causes = {*own.breakdown, *other.breakdown}
     changes = {name: other.breakdown.get(name, 0.0) - own.breakdown.get(name, 0.0) for name in causes}
     slower = other.step_time_s >= own.step_time_s

@@ -161,8 +161,13 @@ export function showScatter(state) {
     add({ label: "Pareto front", colour: "#009E73", kind: "points", symbol: "ring", size: 9, x: front.map((/** @type {any} */ p) => p.gib), y: front.map((/** @type {any} */ p) => p.s), text: text(front) }, places.map((/** @type {any} */ p) => p.row));
   }
   if (fits.length) add({ label: "fits", colour: "--bar", kind: "points", x: fits.map((p) => p.gib), y: fits.map((p) => p.s), text: text(fits) }, fits.map((p) => p.row));
+  /** The bounds of a plan that was not simulated. */
+  const least = (/** @type {number | null} */ row) => {
+    const i = row === null ? -1 : bounded.row.indexOf(row);
+    return i < 0 ? null : { gib: bounded.gib[i], s: bounded.s[i] / Number(size) };
+  };
   for (const [row, label] of /** @type {[number | null, string][]} */ ([[state.row, "chosen"], [state.pin, "pinned"]])) {
-    const found = [...fits, ...large].find((each) => each.row === row);
+    const found = [...fits, ...large].find((each) => each.row === row) || least(row);
     if (found) add({ label, colour: "--ink", kind: "points", symbol: label === "chosen" ? "ring" : "square", size: 14, quiet: true, x: [found.gib], y: [found.s] }, null);
   }
   const names = new Set();

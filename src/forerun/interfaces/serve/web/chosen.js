@@ -20,6 +20,8 @@ const ROWS = /** @type {[string, (p: any) => string, (p: any) => number | null][
 let newest = 0;
 /** @type {any} */
 let pinned = null;
+/** The question whose plan is pinned: a row is another plan in another space. */
+let pinnedIn = "";
 
 /**
  * Shows a plan: its figures at once, its details as they come.
@@ -35,7 +37,7 @@ export async function showPlan(state, place, tools) {
     if (mine !== newest) return;
     showError("");
     const extra = make("div"), details = make("div", {}, make("p", { class: "note", text: "Simulating every kernel." }));
-    byId("plan").replaceChildren(...head(found, state, about, tools), beside(found), extra, details);
+    byId("plan").replaceChildren(...head(found, state, about, tools), beside(found, state), extra, details);
     const [page, near] = await Promise.all([call("details", about), call("neighbours", about).catch(() => null)]);
     if (mine !== newest) return;
     if (near) extra.replaceChildren(neighbours(near.neighbours, state));
@@ -80,7 +82,7 @@ function head(found, state, about, tools) {
     figures(entries),
     make("div", { class: "row" },
       make("button", { type: "button", id: "pin", text: "Pin this plan", onclick: () => {
-        pinned = found;
+        [pinned, pinnedIn] = [found, JSON.stringify(state.question)];
         state.pin = found.row;
         state.choose({ ...found });
       } }),
@@ -91,9 +93,12 @@ function head(found, state, about, tools) {
   ];
 }
 
-/** The pinned plan beside the chosen one. */
-/** @param {any} found */
-function beside(found) {
+/**
+ * The pinned plan beside the chosen one.
+ * @param {any} found
+ * @param {State} state
+ */
+function beside(found, state) {
   if (!pinned || pinned.words + pinned.stack === found.words + found.stack) return make("div");
   const change = (/** @type {number | null} */ a, /** @type {number | null} */ b) => (a && b ? `${b >= a ? "+" : ""}${(100 * (b / a - 1)).toFixed(1)}%` : "");
   const rows = ROWS.map(([name, text, value]) => make("tr", {}, make("th", { scope: "row", text: name }),
@@ -105,18 +110,29 @@ function beside(found) {
     make("td", { class: "number", text: seconds(pinned.breakdown[name] || 0) }), make("td", { class: "number", text: seconds(found.breakdown[name] || 0) }),
     make("td", { class: "number", text: change(pinned.breakdown[name], found.breakdown[name]) })));
   const heads = ["", "pinned", "chosen", "change"].map((text, i) => (i ? make("th", { scope: "col", class: "number", text }) : make("td")));
+  const unpin = make("button", { type: "button", id: "unpin", text: "Unpin", onclick: () => {
+    [pinned, state.pin] = [null, null];
+    state.choose({ ...found });
+  } });
   return make("div", {}, make("h3", { text: "Beside the pinned plan" }), make("p", { class: "note", text: `Pinned: ${pinned.words}, ${pinned.stack}` }),
+    make("div", { class: "row" }, make("button", { type: "button", text: "Choose the pinned plan", onclick: () => state.choose({ ...pinned }) }), unpin),
     make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "pinned and chosen plan" },
       make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...rows, ...parts))));
 }
 
 /**
- * @param {any} state
- * @param {any} question
+ * Reads the pinned plan of an address, once the server has the answer; a plan that is pinned by hand is there already.
+ * @param {State} state
  */
-export async function pin(state, question) {
-  if (state.pin === null) pinned = null;
-  else if (!pinned || pinned.row !== state.pin) pinned = await call("plan", { question, row: state.pin }).catch(() => null);
+export async function restorePin(state) {
+  const asked = JSON.stringify(state.question);
+  if (state.pin !== null && pinned && pinned.row === state.pin && pinnedIn === asked) return;
+  pinned = null;
+  if (state.pin === null) return;
+  const found = await call("plan", { question: state.question, row: state.pin }).catch(() => null);
+  if (asked !== JSON.stringify(state.question)) return;
+  [pinned, pinnedIn] = [found, asked];
+  if (!found) state.pin = null;
 }
 
 /**

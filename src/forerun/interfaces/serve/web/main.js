@@ -3,7 +3,7 @@
 
 import { byId, call, download, say, showError, stream, takeToken } from "./api.js";
 import { endScaling, makeAnswer, showAnswer, showScatter, showTable } from "./answer.js";
-import { pin, showPlan } from "./chosen.js";
+import { restorePin, showPlan } from "./chosen.js";
 import { makeFiles } from "./files.js";
 import { fill, fromAddress, makeForm, question, toAddress } from "./form.js";
 
@@ -14,6 +14,9 @@ let asking = null;
 /** @type {any} */
 let options = null;
 let chosenByUser = false;
+/** The plan whose details are on the page. */
+/** @type {number | null} */
+let shown = null;
 
 start();
 
@@ -63,7 +66,8 @@ function fromHash() {
  * @param {boolean} isNew
  */
 async function ask(asked, isNew) {
-  if (isNew && JSON.stringify(asked) === JSON.stringify(state.question) && document.body.dataset.state !== "stopped") return;
+  const isAnswered = ["searching", "proved", "whole"].includes(document.body.dataset.state || "");
+  if (isNew && isAnswered && JSON.stringify(asked) === JSON.stringify(state.question)) return;
   if (asking) asking.abort();
   asking = new AbortController();
   if (isNew) {
@@ -71,6 +75,7 @@ async function ask(asked, isNew) {
     chosenByUser = false;
   }
   [state.question, state.answer, state.rows] = [asked, {}, null];
+  shown = null;
   byId("wanted").value = "";
   byId("state").value = "all";
   byId("scaling-box").open = false;
@@ -83,15 +88,21 @@ async function ask(asked, isNew) {
   say("Searching.");
   document.body.dataset.state = "searching";
   byId("stop").hidden = false;
-  await pin(state, asked);
   try {
     await stream("ask", asked, heard, asking.signal);
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") return;
-    ended("No answer.");
-    document.body.dataset.state = "failed";
-    showError(error);
+    failed(error);
   }
+}
+
+/** Shows a mistake, and takes the answer to an earlier question away. */
+/** @param {unknown} error */
+function failed(error) {
+  ended("No answer.");
+  document.body.dataset.state = "failed";
+  for (const name of ["found", "plan"]) byId(name).hidden = true;
+  showError(error);
 }
 
 /** Says how the search ended, and takes the button away that stops it. */
@@ -110,11 +121,9 @@ function stop() {
 /** @param {any} event */
 function heard(event) {
   if (event.kind === "error") {
-    ended("No answer.");
-    document.body.dataset.state = "failed";
-    showError(event.message);
-    byId("found").classList.add("stale");
+    failed(event.message);
   } else if (event.kind === "superseded") {
+    document.body.dataset.state = "superseded";
     ended("A newer question replaced this one. Press Search to ask again.");
   } else if (event.kind === "waiting") {
     say("Another search is running on this server. This one comes next.");
@@ -122,18 +131,29 @@ function heard(event) {
     say(`Searching ${event.plans.toLocaleString("en")} plans.`);
   } else {
     state.answer = event;
+    for (const name of ["found", "plan"]) byId(name).hidden = false;
     showAnswer(state);
     if (event.kind === "answer") {
       const rest = event.whole ? "" : " Looking for the Pareto front and for what other choices are worth.";
       say(`${event.counts.considered.toLocaleString("en")} plans, ${event.proof}.${rest}`);
       document.body.dataset.state = event.whole ? "whole" : "proved";
       if (event.whole) ended("");
-      if (chosenByUser && state.row !== null) choose({ row: state.row });
-      else if (event.top.length && !event.whole) show(event.top[0]);
-      else if (event.top.length && state.row === null) show(event.top[0]);
-      else if (event.whole) showScatter(state);
+      settle(event);
     }
   }
+}
+
+/** Shows the chosen plan of an answer beside the pinned one: those of the address, or the best plan. */
+/** @param {any} event */
+async function settle(event) {
+  const asked = state.question;
+  await restorePin(state);
+  if (state.question !== asked) return;
+  if (event.whole && chosenByUser && state.row === shown) showScatter(state);
+  else if (chosenByUser && state.row !== null) choose({ row: state.row });
+  else if (event.top.length && !event.whole) show(event.top[0]);
+  else if (event.top.length && state.row === null) show(event.top[0]);
+  else if (event.whole) showScatter(state);
 }
 
 /** @param {any} place */
@@ -144,7 +164,7 @@ function choose(place) {
 
 /** @param {any} place */
 function show(place) {
-  state.row = typeof place.row === "number" ? place.row : null;
+  shown = state.row = typeof place.row === "number" ? place.row : null;
   history.replaceState(null, "", toAddress(state.question, { row: chosenByUser ? state.row : null, pin: state.pin }));
   showScatter(state);
   showTable(state);
