@@ -9,6 +9,7 @@ from random_programs import program
 
 from forerun.common.errors import ForerunError
 from forerun.core.program.builder import BlockBuilder, OpTableBuilder
+from forerun.core.program.kinds import Attention, Gemm
 from forerun.core.program.types import Block, Category, Channel, Program
 from forerun.core.program.validate import check, problems
 
@@ -97,3 +98,20 @@ def test_a_product_without_a_size_is_named(column: int) -> None:
     ops.details[2, column] = 0
     bad = dataclasses.replace(good_program(), ops=ops)
     assert problems(bad) == [f"ops row 2: a size is 0, allowed: 1 to {2**40 - 1:g}"]
+
+
+def test_a_kernel_with_more_flops_than_its_shape_is_named() -> None:
+    table = OpTableBuilder()
+    shape = Attention(2, 8, 8, 512, 512, 64, 1, 1, 64)
+    for flops in (None, 3.0e10):
+        table.attention("attention", shape, flops=flops)
+    for flops in (2.0 * 512 * 1024 * 2048, 4.0 * 512 * 1024 * 2048):
+        table.counted_gemm("product", Gemm(512, 1024, 2048), "bf16", flops, 1e6, 1e6)
+    for name in ("norm", "sum"):
+        table.memory(name, 1e6, 1e6, flops=1e12)
+    built = table.build()
+    found = problems(dataclasses.replace(good_program(), ops=built))
+    assert found == ["ops row 1: attention has 3e+10 FLOPs, and at most 1.692e+09 fit its shape"]
+    built.flops[1] = 0.0
+    found = problems(dataclasses.replace(good_program(), ops=built))
+    assert found == ["ops row 3: product has 4.295e+09 FLOPs, and at most 2.256e+09 fit its shape"]

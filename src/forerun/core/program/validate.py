@@ -11,12 +11,14 @@ import numpy.typing as npt
 from forerun.common.errors import ForerunError
 from forerun.core.program.kinds import KINDS, N_DETAILS, OpKind
 from forerun.core.program.types import (
+    F64,
     N_CATEGORIES,
     N_STREAMS,
     Block,
     Channel,
     Collective,
     OpRow,
+    OpTable,
     Phase,
     Program,
     RankClass,
@@ -26,6 +28,10 @@ _MOST = {"flops": 1e24, "bytes_read": 2.0**60, "bytes_written": 2.0**60, "bytes_
 """limit that no operation of one device exceeds; a hundred times as much would not fit in 64 bits of picoseconds"""
 _MOST_SIZE = 2**40
 """of one dimension of an operation"""
+_MOST_BACKWARD = 3.0
+"""FLOPs of attention's backward kernel over those of its forward kernel, where keys are wider than values"""
+_SHAPE_TOLERANCE, _FEW_FLOPS = 1.05, 1e6
+"""a kernel whose FLOPs a user states has a cube of whole sides for a shape"""
 _MOST_PS = 2**60
 _MOST_BYTES = 2**60
 _LISTED = 3
@@ -90,6 +96,24 @@ def _op_problems(program: Program) -> Iterator[str]:
     for kind, about in KINDS.items():
         smallest = ops.details[:, : about.sizes].min(axis=1, initial=_MOST_SIZE - 1)
         yield from _outside("ops", "row", "a size", np.where(ops.kind == kind, smallest, 1), 1, _MOST_SIZE)
+    allowed = _most_flops(ops)
+    more = np.flatnonzero(ops.flops > allowed)
+    if len(more):
+        row, given, fits = int(more[0]), ops.flops[more[0]], allowed[more[0]]
+        yield f"ops row {row}: {ops.name[row]} has {given:.4g} FLOPs, and at most {fits:.4g} fit its shape"
+
+
+def _most_flops(ops: OpTable) -> F64:
+    """Returns the most FLOPs that fit the shape of each product and attention kernel, (n_ops,); no limit elsewhere."""
+    most = np.full(len(ops), np.inf)
+    products, attention = np.flatnonzero(ops.is_gemm), np.flatnonzero(ops.is_attention)
+    gemm, fused = ops.gemm(products), ops.attention(attention)
+    most[products] = 2.0 * gemm.m.astype(np.float64) * gemm.n * gemm.k * gemm.batch
+    queries, keys = fused.seq_q.astype(np.float64), fused.seq_kv.astype(np.float64)
+    pairs = queries * keys - np.where(fused.causal, 0.5, 0.0) * np.minimum(queries, keys) ** 2
+    times = np.where(fused.backward, _MOST_BACKWARD, 1.0)
+    most[attention] = 2.0 * pairs * fused.batch * fused.heads * (fused.head_dim + fused.v_head_dim) * times
+    return most * _SHAPE_TOLERANCE + _FEW_FLOPS
 
 
 def _block_problems(block: Block, program: Program) -> Iterator[str]:
