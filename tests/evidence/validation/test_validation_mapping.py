@@ -98,7 +98,8 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
         ("flash-attention training (PyTorch Lightning DDP)", "", "", "lightning-ddp"),
         ("InternEvo", "", "", "internevo"),
         ("nanotron", "", "", "nanotron"),
-        ("PyTorch FSDP1 (accelerate)", "torch 2.3, accelerate 0.30", "", "transformers"),
+        ("PyTorch FSDP1 (accelerate)", "torch 2.3, accelerate 0.30", "", "transformers-4"),
+        ("transformers FSDP", "torch 2.13, transformers 5.24", "", "transformers"),
         ("DeepSpeed ZeRO-3 (accelerate)", "DeepSpeed 0.14", "", "transformers-deepspeed"),
         ("torchtune", "torch 2.6", "", "torchtune"),
         ("PyTorch DDP", "torch 2.5.0+cu124", "", "pytorch-ddp"),
@@ -111,7 +112,7 @@ def test_a_complete_row_needs_no_assumption(tmp_path: Path) -> None:
         ("OLMo", "2024", "", "fms-fsdp"),
         ("OLMo-core", "torch 2.9", "", "torchtitan-0.2"),
         ("GPT-NeoX", "", "", "megatron-lm"),
-        ("ms-swift", "", "", "transformers"),
+        ("ms-swift", "", "", "transformers-4"),
         ("open-instruct with DeepSpeed ZeRO-3", "", "", "transformers-deepspeed"),
     ],
 )
