@@ -11,7 +11,7 @@ from rich.console import Console
 from forerun.answers.analysis.predict import predict
 from forerun.evidence.validation.rank_table import print_ranks, ranks_record
 from forerun.evidence.validation.ranks import PLACES, Rank, published_ranks
-from forerun.evidence.validation.rows import read_measurements
+from forerun.evidence.validation.rows import TIERS, read_measurements
 
 QUICK = {"micro_batch": "2", "n_microbatches": "1", "grad_accum": "1"}
 SLOW = {"tp": "8", "dp_shard": "1", "pp": "2", "n_microbatches": "32", "grad_accum": "32", "step_time_s": "9"}
@@ -46,6 +46,13 @@ def test_a_plan_that_a_search_finds_best_has_rank_1(tmp_path: Path) -> None:
 def test_of_several_plans_for_one_question_the_fastest_measured_is_ranked(tmp_path: Path) -> None:
     (only,) = ranks_of(tmp_path, SLOW, {"id": "quick"}, {"tier": "C", "seq_len": "8192"})
     assert only.row.id == "quick"
+
+
+def test_rows_of_tier_c_are_ranked_where_they_are_asked_for(tmp_path: Path) -> None:
+    rows = read_measurements(write_rows(tmp_path / "rows.csv", {**QUICK, "tier": "C"}))
+    assert published_ranks(rows, {}, {}, predict) == []
+    (rank,) = published_ranks(rows, {}, {}, predict, tiers=TIERS)
+    assert rank.row.tier == "C"
 
 
 def test_the_table_counts_the_plans_that_are_near(tmp_path: Path) -> None:

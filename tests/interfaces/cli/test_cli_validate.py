@@ -84,7 +84,9 @@ def test_rows_that_are_measured_first_are_left_out_and_it_is_said(judged, choice
 
 def test_ranks_are_those_of_rows_in_whose_id_or_model_a_text_occurs(judged):
     assert judged("--rank").stdout == "['gpt-1', 'x', 'y']\n"
+    assert judged.seen["published_ranks"][-1] == ("A", "B")
     assert judged("--rank", "--rank-rows", "gpt").stdout == "['gpt-1', 'y']\n"
+    assert judged.seen["published_ranks"][-1] == ("A", "B", "C")
     assert judged("--rank", "--rank-rows", "x", "--split", "test").stdout == "['x']\n"
     assert json.loads(judged("--rank", "--rank-rows", "gpt-", "--json").stdout)["ranks"] == ["gpt-1"]
     assert "run" not in judged.seen

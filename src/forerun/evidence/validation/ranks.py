@@ -7,7 +7,7 @@ are faster and fit. A rank above the number of places that were proved is a lowe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from forerun.answers.search.search import search
@@ -20,6 +20,8 @@ from forerun.evidence.validation.metrics import measured_time_s
 from forerun.evidence.validation.rows import Measurement
 from forerun.evidence.validation.run import Predictor, run
 
+JUDGED = ("A", "B")
+"""tiers of the rows that are ranked unless others are asked for; rows of tier C need several assumptions"""
 PLACES = 5
 """places that are proved; an expert's plan should be among them"""
 NEAR = 0.03
@@ -47,14 +49,15 @@ def published_ranks(
     hardware: Hardware,
     predictor: Predictor,
     progress: Callable[[], object] = lambda: None,
+    tiers: Collection[str] = JUDGED,
 ) -> list[Rank]:
     """Returns the rank of the fastest measured plan of each model, device, framework, GPUs and batch, in their order.
 
-    Rows of one GPU and rows that can't be predicted are left out, and so are rows of tier C.
+    Rows of one GPU, of other `tiers`, and rows that can't be predicted are left out.
     """
     asked: dict[tuple[object, ...], Measurement] = {}
     for row in rows:
-        if row.tier in ("A", "B") and row.outcome == "ok" and (row.n_gpus or 0) > 1 and measured_time_s(row):
+        if row.tier in tiers and row.outcome == "ok" and (row.n_gpus or 0) > 1 and measured_time_s(row):
             key = (row.model, row.gpu, row.n_gpus, row.framework, row.seq_len, row.global_batch_seqs, row.precision)
             known = asked.get(key)
             if known is None or (measured_time_s(row) or 0.0) < (measured_time_s(known) or 0.0):

@@ -110,7 +110,9 @@ _PARSERS: dict[str, tuple[Callable[[str], Cell], str]] = {
     "float | None": (_positive, "a positive number"),
     "bool | None": ({"yes": True, "no": False}.__getitem__, "yes or no"),
 }
-_CHOICES = {"tier": ("A", "B", "C"), "outcome": ("ok", "oom"), "zero_stage": (0, 1, 2, 3, None)}
+TIERS = ("A", "B", "C")
+"""how much of what a simulation needs a row states: all of it, most, or only enough for a trend"""
+_CHOICES = {"tier": TIERS, "outcome": ("ok", "oom"), "zero_stage": (0, 1, 2, 3, None)}
 _COLUMNS = [field for field in fields(Measurement) if field.name != "line"]
 _REQUIRED = [field.name for field in _COLUMNS if field.default is MISSING]
 

@@ -18,9 +18,9 @@ from forerun.evidence.validation.hardware import Hardware, read_hardware
 from forerun.evidence.validation.left_out import left_out as judge_left_out
 from forerun.evidence.validation.left_out import read_left_out
 from forerun.evidence.validation.rank_table import print_ranks, ranks_record
-from forerun.evidence.validation.ranks import published_ranks
+from forerun.evidence.validation.ranks import JUDGED, published_ranks
 from forerun.evidence.validation.report import Report, build_report
-from forerun.evidence.validation.rows import Measurement, read_measurements
+from forerun.evidence.validation.rows import TIERS, Measurement, read_measurements
 from forerun.evidence.validation.run import RowResult, run, write_predictions
 from forerun.evidence.validation.tables import print_report
 from forerun.interfaces.cli.exit_codes import FOUND_ERRORS
@@ -102,7 +102,13 @@ def validate(
     ] = False,
     rank_rows: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="With --rank: use only rows whose id or model contains this text."),
+        typer.Option(
+            metavar="TEXT",
+            help=(
+                "With --rank: use only rows whose id or model contains this text, of all tiers. Otherwise rows of"
+                " tier C are left out."
+            ),
+        ),
     ] = None,
 ) -> None:
     """Predict every measured configuration, and print the errors of the predictions."""
@@ -149,8 +155,9 @@ def _rank(
 ) -> None:
     """Finds and prints the ranks of measured plans."""
     chosen = [row for row in rows if only is None or only in row.id or only in row.model]
+    tiers = JUDGED if only is None else TIERS
     with counting_bar("searching") as advance:
-        ranks = published_ranks(chosen, architectures, hosts, predict, advance)
+        ranks = published_ranks(chosen, architectures, hosts, predict, advance, tiers)
     if output.as_json:
         print(to_json(ranks_record(ranks)))
         return
