@@ -35,6 +35,22 @@ def test_workers_answer_in_order_and_this_process_takes_the_first_task(chunk):
         assert list(pool.run([5])) == [(50, False)]  # the workers are there, so they also get few tasks
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker imports this module again")
+def test_workers_answer_all_tasks_that_begin_beside_this_process():
+    with Processes(here, workers=2, worth_a_pool=1) as pool:
+        assert list(pool.begin(TASKS)) == [(10 * task, False) for task in TASKS]
+        assert list(pool.begin([])) == []
+
+
+def test_with_one_worker_tasks_that_begin_are_answered_when_they_are_read():
+    done = []
+    with Processes(done.append, workers=1, worth_a_pool=1) as pool:
+        answers = pool.begin(TASKS)
+        assert done == []
+        next(answers)
+        assert done == TASKS[:1]
+
+
 def test_few_tasks_start_no_workers():
     with Processes(here, workers=2, worth_a_pool=len(TASKS) + 1) as pool:
         assert list(pool.run(TASKS)) == [(10 * task, True) for task in TASKS]

@@ -82,6 +82,17 @@ class Processes(Generic[Task, Answer]):
         chunks = [tasks[i : i + size] for i in range(0, len(tasks), size)]
         return chain(known, chain.from_iterable(self._pool.map(_answer_chunk, chunks)))
 
+    def begin(self, tasks: Sequence[Task]) -> Iterator[Answer]:
+        """Returns an iterator of an answer for each task, in order. Worker processes answer all tasks meanwhile.
+
+        With one worker this process answers a task when its answer is read.
+        """
+        if self._workers == 1 or not tasks:
+            return map(self._answer, tasks)
+        if self._pool is None:
+            self._pool = self._start()
+        return chain.from_iterable(self._pool.map(_answer_chunk, [[task] for task in tasks]))
+
     def _start(self) -> ProcessPoolExecutor:
         method = "fork" if sys.platform == "linux" else "spawn"
         context = multiprocessing.get_context(method)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import forerun.answers.search.search as searching
 from forerun.answers.search.choices import open_stacks, unmeasured_stacks, with_open_stacks
 from forerun.answers.search.result import SearchResult
 from forerun.answers.search.search import search
@@ -77,6 +78,23 @@ def test_choices_are_the_best_plans_of_other_searches():
     precise = worth["precision", "fp8 (rowwise)"]
     assert precise.best.own_plan() == replace(result.best.own_plan(), precision="fp8", fp8_recipe="rowwise")
     assert precise.best.step_time_s < result.best.step_time_s
+
+
+def test_a_search_of_another_stack_beside_the_first_one_changes_nothing():
+    question = (SMALL, CLUSTER, 16, 4096, 32)
+    fixed = {"stack": ["torchtitan"], "pp": 1, "cp": 1, "compile": True}
+    alone, beside = (
+        search(*question, fixed=fixed, keep=2, workers=workers, choices=("megatron-bridge",)) for workers in (1, 2)
+    )
+    assert [each.value for each in alone.choices if each.field == "stack"] == ["megatron-bridge"]
+    assert alone.choices == beside.choices
+    assert alone.ranked == beside.ranked
+
+
+def test_a_search_of_which_nothing_fits_asks_no_other_stack(monkeypatch):
+    monkeypatch.setattr(searching, "_best_on", lambda *asked: pytest.fail("another stack was searched"))
+    result = search(SMALL, CLUSTER, 16, 4096, 32, memory_limit_gib=2, workers=1, choices=("megatron-bridge",))
+    assert (result.ranked, result.choices) == ((), ())
 
 
 def test_open_choices_are_stacks_of_today_that_measured_steps_inform():

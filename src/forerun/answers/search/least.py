@@ -10,6 +10,7 @@ import numpy as np
 
 from forerun.answers.search.built_units import Key, UnitSizes, UnitTimes
 from forerun.answers.search.orders import Groups
+from forerun.answers.search.other_fields import OtherFields
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.unit_runs import Place, Placed, UnitRuns
 from forerun.core.cost.clock import slows_long_kernels
@@ -80,7 +81,7 @@ class LeastTimes:
         self._runs = runs
         self._most: dict[tuple[Key, Place], int] = {}
         """the largest micro batch of the plans that differ in nothing else that their units depend on"""
-        self._built = cache(self._built_for)
+        self._with = OtherFields("micro_batch", *_UNSPLIT)
         self._grows_evenly = runs.measured is None and not slows_long_kernels(runs.cluster.device)
 
     def prepare(self, placed: Sequence[Placed]) -> None:
@@ -113,9 +114,8 @@ class LeastTimes:
         timed = min(most, next((samples for samples in _TIMED if samples >= own), most))
         return self._built(plan, own if timed % own else timed)
 
-    @staticmethod
-    def _built_for(plan: Plan, micro_batch: int) -> Plan:
-        return replace(plan, micro_batch=micro_batch, **_UNSPLIT)  # type: ignore[arg-type]
+    def _built(self, plan: Plan, micro_batch: int) -> Plan:
+        return self._with(plan, micro_batch, *_UNSPLIT.values())
 
 
 def _built(plan: Plan) -> tuple[Plan, ...]:

@@ -34,7 +34,7 @@ from forerun.answers.search.spaces import Bounds, Spaces
 from forerun.answers.search.store import AnswerStore, Remembering
 from forerun.answers.search.unit_runs import UnitRuns
 from forerun.common.errors import ForerunError, ImpossiblePlan
-from forerun.common.processes import default_workers
+from forerun.common.processes import Processes, default_workers
 from forerun.common.units import GIB
 from forerun.core.cost.measured import Measured
 from forerun.core.network.network_file import Network
@@ -146,6 +146,13 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         every = exhaustive or predictor is not predict
         front_too = pareto is not None and proved is None
         run = Simulating(bounds, chosen.table, objective, keep, every, front_too, tally, within_s)
+        # A search of another stack has little for several processes to do, so it is a process beside this search.
+        is_beside = executor == "local" and store is None and own_workers > 1
+        alone = partial(search, keep=1, limits=limits, space=space, network=network, measured=measured, store=store)
+        alone = partial(alone, workers=1 if is_beside else workers, executor=executor, ray_address=ray_address)
+        elsewhere = Processes(partial(_best_on, place, fixed, alone), own_workers if is_beside else 1, 1)
+        names = choices if choices and objective != "memory" and not run.screened.too_large.all() else ()
+        on_others = stack.enter_context(elsewhere).begin(names)
         run.run(answers, progress, found)
         if not run.predictions and not run.unfit and not run.screened.too_large.any():
             raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
@@ -156,11 +163,10 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         others: tuple[Choice, ...] = ()
         if choices is not None and run.best is not None and objective != "memory":
             others = run.choices(answers) + run.narrower(model, cluster, answers)
-    if choices and run.best is not None and objective != "memory":
-        again = partial(search, limits=limits, space=space, workers=workers, network=network, measured=measured)
-        again = partial(again, executor=executor, ray_address=ray_address, store=store)
-        for name in choices:
-            others += _best_on(name, run.best, place, fixed, again)
+            found_there = zip(names, on_others, strict=True)
+            others += tuple(
+                Choice("stack", name, best, run.best, UNMEASURED) for name, best in found_there if best is not None
+            )
     if pareto is None and choices is None:
         return result
     result = _result(place, objective, keep, run, chosen, tally)
@@ -205,18 +211,13 @@ def check_objective(objective: str, cluster: Cluster) -> None:
 
 
 def _best_on(
-    stack: str,
-    instead: Prediction,
-    place: Place,
-    fixed: Mapping[str, object] | None,
-    searched: Callable[..., SearchResult],
-) -> tuple[Choice, ...]:
-    """Returns the best plan on another stack; nothing if it can't run the question, or where nothing fits."""
+    place: Place, fixed: Mapping[str, object] | None, searched: Callable[..., SearchResult], stack: str
+) -> Prediction | None:
+    """Returns the best plan on another stack; None if it can't run the question, or where nothing fits."""
     try:
-        best = searched(*place, fixed={**(fixed or {}), "stack": stack}, keep=1).best
+        return searched(*place, fixed={**(fixed or {}), "stack": stack}).best
     except ImpossiblePlan:
-        return ()
-    return () if best is None else (Choice("stack", stack, best, instead, UNMEASURED),)
+        return None
 
 
 class Simulating:

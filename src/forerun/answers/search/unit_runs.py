@@ -23,6 +23,7 @@ from forerun.answers.search.built_units import (
     launching_of,
 )
 from forerun.answers.search.orders import Groups
+from forerun.answers.search.other_fields import OtherFields
 from forerun.common.processes import Processes
 from forerun.core.cost.measured import Measured
 from forerun.core.network.network_file import Network
@@ -110,6 +111,7 @@ class UnitRuns:
     ) -> None:
         self.model, self._machine = model, Machine(cluster, network, measured, n_gpus)
         self._has_experts = any(layer.moe is not None for layer in model.kinds)
+        self._alone = OtherFields(*ALONE, "dp_shard")
         self._keys: dict[Plan, Key] = {}
         self._parts: dict[Key, tuple[Key, ...]] = {}
         self._found: dict[Key, _Found] = {}
@@ -169,7 +171,7 @@ class UnitRuns:
             for part in self._parts_of(self.key(plan)):
                 found = self._found.get(part)
                 inside = None if groups is None else {axis: groups[axis] for axis in _axes_of(part)}
-                place = None if inside is None else self._placed(inside)
+                place = None if groups is None else self._place_of(part, groups)
                 if found is None or not (place is None or place in found.times):
                     n_gpus = 0 if inside is None else self._machine.gpus(part.plan, inside)
                     task = tasks.setdefault((part, n_gpus), _Task(part, n_gpus))
@@ -192,13 +194,13 @@ class UnitRuns:
 
     def place(self, groups: Groups) -> Place:
         """Returns the place of the units' groups as far as it changes their time."""
-        return self._placed({axis: groups[axis] for axis in INSIDE})
+        return self._placed(groups, INSIDE)
 
     def key(self, plan: Plan) -> Key:
         """Returns the part of `plan` that determines its units."""
         if plan not in self._keys:
             needed = plan.ep * plan.etp
-            alone = replace(plan, **ALONE, dp_shard=needed // gcd(needed, plan.cp * plan.tp))  # type: ignore[arg-type]
+            alone = self._alone(plan, *ALONE.values(), needed // gcd(needed, plan.cp * plan.tp))
             self._keys[plan] = Key(alone, plan.splits_backward)
         return self._keys[plan]
 
@@ -215,13 +217,14 @@ class UnitRuns:
         return self._parts[key]
 
     def _place_of(self, part: Key, groups: Groups) -> Place:
-        return self._placed({axis: groups[axis] for axis in _axes_of(part)})
+        return self._placed(groups, _axes_of(part))
 
-    def _placed(self, inside: Groups) -> Place:
-        """Returns the place of the groups `inside`: the ranks themselves matter only on a network."""
-        if self.network is not None:
-            return tuple(inside.values())
-        return tuple((group.nodes, group.ranks_per_node) for group in inside.values())
+    def _placed(self, groups: Groups, axes: Sequence[str]) -> Place:
+        """Returns the place of the groups of `axes`: the ranks themselves matter only on a network."""
+        inside = [groups[axis] for axis in axes]
+        if self._machine.network is not None:
+            return tuple(inside)
+        return tuple([(group.nodes, group.ranks_per_node) for group in inside])
 
     def _batches(self, tasks: Sequence[_Task]) -> Iterable[tuple[_Task, ...]]:
         """Yields `tasks` in batches that can run as one Program. They don't depend on the number of processes."""
