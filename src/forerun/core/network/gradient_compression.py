@@ -101,10 +101,10 @@ class PowerSgd(GradientCompression):
         return self.share
 
     def residual_share(self, ranks: int) -> float:
-        """Returns the bytes of the errors of compressed matrices and of Q, relative to the gradients. The next step
-        starts from this Q (warm_start).
+        """Returns the bytes of the errors, and of P and Q, relative to the gradients. The hook keeps errors of whole
+        buckets, also where tensors are sent as they are. The next step starts from this Q (warm_start).
         """
-        return 1 - self.plain + self.second
+        return 1 + self.first + self.second
 
     @property
     def as_nccl(self) -> bool:
