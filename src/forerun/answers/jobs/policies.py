@@ -140,11 +140,15 @@ class Ordered(Queue):
         return 0.0 if self.key is None else self.key(job)
 
     def serve(self, view: View) -> None:
-        """Starts the jobs that fit."""
+        """Starts the jobs that fit. Where one finds no place, no other of its size does."""
+        refused: set[int] = set()
         for job in view.waiting:
+            if job.gpus in refused:
+                continue
             if not view.free:
                 return
-            view.start(job)
+            if not view.start(job):
+                refused.add(job.gpus)
 
 
 class FairShare(Queue):
@@ -185,11 +189,18 @@ class EasyBackfill(Queue):
         if head is None:
             return
         reserved_s, spare = _reservation(head, view)
+        refused = {head.gpus}
         for job in waiting:
+            if job.gpus in refused:  # where one finds no place, no other of its size does
+                continue
             if not view.free:
                 return
             ends_before = view.now_s + job.remaining_s(view.now_s) <= reserved_s
-            if (ends_before or job.gpus <= spare) and view.start(job) and not ends_before:
+            if not (ends_before or job.gpus <= spare):
+                continue
+            if not view.start(job):
+                refused.add(job.gpus)
+            elif not ends_before:
                 spare -= job.gpus
 
 
