@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,30 @@ def test_the_job_that_gains_most_has_the_fast_gpus():
     done = {one.job.name: one for one in share_out_kinds([job.elastic for job in jobs], SHAPES, "sia")}
     assert done["much"].end_s == pytest.approx(100.0)
     assert done["slight"].end_s > 500.0
+
+
+@pytest.mark.parametrize("heavy", ["a", "b"])
+def test_under_sia_a_job_of_more_weight_has_the_fast_gpus(heavy):
+    """The jobs are alike, so that only their weights say which of them has the GPUs on which both are twice as fast."""
+    kinds = [{"name": name, "gpus": 8, "steps": 600, "steps_per_s": {"fast": 2.0, "slow": 1.0}} for name in "ab"]
+    data = {"gpu_kinds": {"fast": 8, "slow": 8}, "policies": ["sia"]}
+    jobs = [{**job, "weight": 3.0 if job["name"] == heavy else 1.0} for job in kinds]
+    done = {one.job.name: one for one in unlike_cluster_of({**data, "jobs": jobs}, "x").schedule("sia")}
+    assert done[heavy].end_s == pytest.approx(300.0)
+    assert done["b" if heavy == "a" else "a"].end_s > 400.0
+
+
+@pytest.mark.parametrize("factor", [0.5, 4.0])
+def test_only_ratios_of_weights_count(factor):
+    random = np.random.default_rng(4)
+    jobs = [
+        SteppedJob(str(i), int(random.choice([1, 2, 4])), 50.0 * i, 900, tuple(random.uniform(1, 4, 2)), float(weight))
+        for i, weight in enumerate(random.choice([1.0, 2.0], 12))
+    ]
+    more = [replace(job, weight=factor * job.weight) for job in jobs]
+    done = [share_out_kinds([job.elastic for job in each], SHAPES, "sia") for each in (jobs, more)]
+    mean = [np.mean([one.jct_s for one in each]) for each in done]
+    assert mean[1] == pytest.approx(mean[0], rel=0.03)
 
 
 def test_a_job_moves_to_the_fast_kind_when_it_is_free_and_pays_for_it():

@@ -35,6 +35,17 @@ def test_traces_of_four_kinds_hold_the_same_jobs(name, tmp_path):
     assert trace.left_out == (name in ("philly", "openb"))
 
 
+def test_a_share_of_a_gpu_counts_as_a_whole_one_and_the_command_says_so(tmp_path, capsys):
+    file = tmp_path / "openb.csv"
+    file.write_text(
+        "name,num_gpu,gpu_milli,creation_time,deletion_time,scheduled_time\n"
+        "p0,1,460,5,170,6\np1,8,1000,35,190,43\np2,0,0,50,60,51\n"
+    )
+    assert [read_jobs(file).shares, read_jobs(file).left_out] == [1, 1]
+    run(["cluster", str(file), "--nodes", "2", "--policy", "fifo"])
+    assert "1 job asks for a share of a GPU (gpu_milli)" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -43,6 +54,7 @@ def test_traces_of_four_kinds_hold_the_same_jobs(name, tmp_path):
         ("num_gpus,timestamp,duration\n1,soon,3\n", "line 2: expected seconds or a date and time, got 'soon'"),
         ("num_gpus,timestamp,duration\nx,1,3\n", "line 2: num_gpus: expected a number, got 'x'"),
         ("num_gpus,timestamp,duration\n0,1,3\n", "no job has a GPU and a duration"),
+        ("num_gpus,timestamp,duration,gpu_milli\n1,1,3,x\n", "line 2: gpu_milli: expected a number, got 'x'"),
         ("num_gpus,timestamp,duration\n1,1,nan\n", "line 2: duration: expected a number, got 'nan'"),
     ],
 )

@@ -200,9 +200,14 @@ def _network(entry: NetworkEntry, shape: Shape, folder: Path, place: str) -> Sha
 
 def _traced(path: str | Path) -> tuple[tuple[Job, ...], tuple[str, ...]]:
     trace = read_jobs(path)
-    rows = "1 row" if trace.left_out == 1 else f"{trace.left_out:,} rows"
-    left_out = f"Left out: {rows} without a GPU or a duration."
-    return trace.jobs, (left_out,) if trace.left_out else ()
+    notes: list[str] = []
+    if trace.left_out:
+        rows = "1 row" if trace.left_out == 1 else f"{trace.left_out:,} rows"
+        notes.append(f"Left out: {rows} without a GPU or a duration.")
+    if trace.shares:
+        ask = "1 job asks" if trace.shares == 1 else f"{trace.shares:,} jobs ask"
+        notes.append(f"GPUs are not shared: {ask} for a share of a GPU (gpu_milli), and each such job has a whole one.")
+    return trace.jobs, tuple(notes)
 
 
 def _job(entry: JobEntry, place: str) -> Job:

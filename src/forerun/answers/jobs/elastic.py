@@ -69,6 +69,8 @@ class Asked:
     restarts: I64
     restart_s: float
     """seconds of a restart on other GPUs"""
+    weight: Vector
+    """how much the worth of each job counts"""
 
     @property
     def kept(self) -> Vector:
@@ -127,8 +129,11 @@ class Elastic(ABC):
         if not len(asked.now):
             return asked.now
         table, rows = asked.table, asked.rows
-        offers = Offers(asked.begin, table.kind[rows], table.gpus[rows], self.worth(asked, sum(free)))
-        chosen = best_options(offers, self.without, np.array(free, np.int64))
+        worth, without = self.worth(asked, sum(free)), self.without
+        if (asked.weight != 1.0).any():
+            worth, without = (worth - without) * np.repeat(asked.weight, asked.count), 0.0
+        offers = Offers(asked.begin, table.kind[rows], table.gpus[rows], worth)
+        chosen = best_options(offers, without, np.array(free, np.int64))
         return np.where(chosen == NONE, NONE, chosen - asked.begin[:-1])
 
 
@@ -152,6 +157,7 @@ class Sia(Elastic):
     """Makes the sum of goodputs the best, each over that on the job's fewest GPUs and to the power -0.5.
 
     Sia (SOSP'23) does so with its fairness of -0.5 and 1.1 for no GPUs. On unlike GPUs a job's slowest kind counts.
+    The gain of a job over no GPUs counts times its weight.
     """
 
     without = -1.1

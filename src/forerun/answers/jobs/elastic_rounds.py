@@ -119,6 +119,7 @@ class _Rounds:
                     f" {max(shape.total for shape in shapes):,}"
                 )
         self.submit_s = np.array([job.submit_s for job in ordered])
+        self.weight = np.array([job.weight for job in ordered])
         self.now, self.restarts = np.full(len(ordered), NONE), np.zeros(len(ordered), np.int64)
         """of each job: the option that it has, and its restarts"""
         self.shapes, self.terms = shapes, terms
@@ -209,7 +210,9 @@ class _Rounds:
         """Shares the GPUs out that are there."""
         restart_s, own = self.terms.resume_s, np.array(list(self.own), np.int64)
         age_s = self.now_s - self.submit_s[own]
-        asked = Asked(self.table, self.scaling[own], self.now[own], age_s, self.restarts[own], restart_s)
+        asked = Asked(
+            self.table, self.scaling[own], self.now[own], age_s, self.restarts[own], restart_s, self.weight[own]
+        )
         given = self.rule.share(asked, self._there())
         moves = np.flatnonzero(given != self.now[own]).tolist()
         moved = [(self.own[int(own[i])], int(given[i])) for i in moves]

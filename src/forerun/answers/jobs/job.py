@@ -86,6 +86,8 @@ class Job:
     """its step, where other jobs on the same links slow it"""
     scaling: Scaling | None = None
     """None: it runs on `gpus` only"""
+    weight: float = 1.0
+    """how much its goodput counts under policies of elastic jobs that weigh them"""
 
     def __post_init__(self) -> None:
         check_duration(self.name, self.duration_s)

@@ -19,18 +19,24 @@ _COLUMNS = {
     "duration": ("duration", "duration_s", "runtime"),
     "group": ("vc", "cluster", "user", "queue"),
     "priority": ("priority",),
+    "milli": ("gpu_milli",),
 }
 """names of a column, by its meaning; the first name that the file has counts"""
 _FROM_TO = (("scheduled_time", "deletion_time"), ("start_time", "end_time"))
 """columns whose difference is the duration where no column says it"""
+_WHOLE_MILLI = 1000
+"""of a whole GPU in openb's gpu_milli"""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTrace:
-    """The jobs of a file, and how many rows have no GPU or no duration."""
+    """The jobs of a file."""
 
     jobs: tuple[Job, ...]
     left_out: int
+    """rows without a GPU or a duration"""
+    shares: int = 0
+    """jobs that ask for a share of a GPU, and count with a whole one"""
 
 
 def read_jobs(path: str | Path) -> JobTrace:
@@ -50,19 +56,22 @@ def read_jobs(path: str | Path) -> JobTrace:
     if columns["duration"] is None and from_to is None:
         raise ForerunError(f"{path}: no column for the duration; expected one of {', '.join(_COLUMNS['duration'])}")
     jobs: list[Job] = []
-    left_out = 0
+    left_out = shares = 0
     for number, cells in rows:
         row = dict(zip(names, cells, strict=False))  # cells that a row lacks are empty
-        job = _job(row, columns, from_to, f"{path}, line {number}", len(jobs))
+        place = f"{path}, line {number}"
+        job = _job(row, columns, from_to, place, len(jobs))
         if job is None:
             left_out += 1
         else:
             jobs.append(job)
+            milli = columns["milli"]
+            shares += milli is not None and 0 < _number(row.get(milli) or "0", place, milli) < _WHOLE_MILLI
     if not jobs:
         raise ForerunError(f"{path}: no job has a GPU and a duration")
     first_s = min(job.submit_s for job in jobs)
     moved = (Job(job.name, job.gpus, job.submit_s - first_s, job.duration_s, job.group, job.priority) for job in jobs)
-    return JobTrace(tuple(sorted(moved, key=lambda job: job.submit_s)), left_out)
+    return JobTrace(tuple(sorted(moved, key=lambda job: job.submit_s)), left_out, shares)
 
 
 def _job(

@@ -69,7 +69,8 @@ class SteppedJob:
         kinds, sizes, rates, traffic = zip(*options, strict=True)
         best = max(self.rates)
         speeds = tuple(rate / best for rate in rates)
-        return replace(self.at_its_fastest, scaling=Scaling(sizes, speeds, traffic if any(traffic) else (), kinds))
+        scaling = Scaling(sizes, speeds, traffic if any(traffic) else (), kinds)
+        return replace(self.at_its_fastest, scaling=scaling, weight=self.weight)
 
 
 def read_stepped_jobs(path: str | Path, kinds: Sequence[str], rates: Rates) -> tuple[SteppedJob, ...]:
