@@ -7,8 +7,22 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from forerun.sources.trace.inside.workload import Workload  # noqa: E402
+from forerun.sources.trace.job import Job  # noqa: E402
+from forerun.sources.trace.launch import Limits, record_script  # noqa: E402
 
 LINEAR = torch.nn.Linear(2, 2)
+GENERATES = """
+import torch
+model = torch.nn.Sequential(torch.nn.Embedding(100, 8), torch.nn.Linear(8, 8)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    for _ in range(2):
+        model(torch.zeros(4, 16, dtype=torch.long, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    for n in range(1, 30):
+        model(torch.zeros(1, n, dtype=torch.long, device="cuda"))
+"""
 
 
 def given(*calls, module=LINEAR):
@@ -74,3 +88,22 @@ def test_only_what_is_trained_is_evaluated():
     assert work.evaluates
     work.clear()
     assert not work.evaluates
+
+
+def test_texts_that_a_program_generates_with_gradients_are_no_tokens_of_the_step():
+    work = Workload()
+    work.looked_up("words", 64, (100, 8))
+    work.looked_up("words", 1000, (100, 8))
+    work.looked_up("frozen", 200, (50, 8))
+    assert work.tokens == 1064, "no gradient is known, as in compiled code"
+    work.trained((100, 8), 64)
+    assert work.tokens == 64
+    work.looked_up("frozen", 2000, (50, 8))
+    assert work.tokens == 2200, "a frozen embedding has no gradient, and its tokens count"
+
+
+def test_only_lookups_with_a_gradient_count_in_a_script(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(GENERATES, encoding="utf-8")
+    (recording,) = record_script(Job("", str(script)), Limits(60))
+    assert recording.meta["tokens"] == 2 * 4 * 16

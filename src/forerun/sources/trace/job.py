@@ -9,6 +9,7 @@ from pathlib import Path
 
 from forerun.common.errors import ForerunError
 
+_COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 _RELEASE = re.compile(r"(\d+)\.(\d+)(\.|$)")
 _LONGEST = 600
 """The most characters of a failure's message that a user sees."""
@@ -150,6 +151,6 @@ def release(version: str) -> tuple[int, int]:
 
 
 def _shortened(message: str) -> str:
-    """Returns the message on one line, cut at its end."""
-    line = " ".join(message.split())
+    """Returns the message on one line, cut at its end, without the colours of a terminal."""
+    line = " ".join(_COLOUR.sub("", message).split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} [...]"

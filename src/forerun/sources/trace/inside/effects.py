@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing.context
-import multiprocessing.process
 import os
 import shutil
 import sys
@@ -95,14 +94,6 @@ def _processes(recorder: Recorder, local_rank: int) -> None:
     for method in ("spawn", "forkserver"):
         contexts._concrete_contexts[method] = contexts._concrete_contexts["fork"]
     _launchers(recorder, local_rank)
-    process: Any = multiprocessing.process.BaseProcess
-    start_process = process.start
-
-    def counted(self: Any) -> None:
-        recorder.processes += 1
-        start_process(self)
-
-    process.start = counted
 
 
 def _launchers(recorder: Recorder, local_rank: int) -> None:

@@ -140,6 +140,8 @@ class VirtualMode(TorchDispatchMode):
             return out
         if func is aten.embedding.default:
             self.recorder.looked_up(args[0], args[1].numel())
+        if func is aten.embedding_dense_backward.default:
+            self.recorder.trained((args[2], args[0].shape[-1]), args[1].numel())
         if func in _COPIES:
             handled, out = self._to_host(func, args, kwargs)
             if handled:

@@ -84,6 +84,8 @@ class Recorder:
         """The groups over which DistributedDataParallel averages gradients."""
         self.processes = 0
         """The number of processes that the program has started with `multiprocessing.Process`."""
+        self.joined: Any = lambda _rank, _size: None
+        """Called with rank and number of ranks when the program makes its process group; set by `Processes`."""
         self.notes: dict[str, None] = {}
         self.fallbacks: dict[str, None] = {}
         """The code that ran uncompiled because torch.compile failed on it."""
@@ -249,7 +251,12 @@ class Recorder:
             storage = weight.untyped_storage()
             lasting = self.memory.is_older(storage)
             key = storage._cdata if lasting else (self.module_of_node(), tuple(weight.shape))
-            self.workload.looked_up(key, n_tokens)
+            self.workload.looked_up(key, n_tokens, tuple(weight.shape))
+
+    def trained(self, shape: tuple[int, ...], n_tokens: int) -> None:
+        """Counts the tokens of an embedding whose gradient is computed."""
+        if self.recording and not self.paused:
+            self.workload.trained(shape, n_tokens)
 
     def note(self, text: str) -> None:
         """Adds a note for the reader of the trace, once."""

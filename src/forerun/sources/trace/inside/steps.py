@@ -8,6 +8,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from forerun.core.program.types import Category, Phase
@@ -157,6 +158,7 @@ class Steps:
         work = self.recorder.workload
         if work.evaluates:
             self.recorder.note(_EVALUATES)
+        self._note_ranks()
         meta = self.meta | {
             "tokens": work.tokens or None,
             "samples": work.samples or None,
@@ -170,6 +172,18 @@ class Steps:
         size = distinct_ranks(recording, names)
         recording.meta.update(data_parallel=names, sharded=sharded, data_parallel_size=size)
         return recording
+
+    def _note_ranks(self) -> None:
+        """Notes that the program trains with fewer ranks than the run has, for example because its launcher tells it
+        how many there are in another way than torchrun."""
+        ranks = self.recorder.world_size
+        if not dist.is_initialized():
+            if ranks > 1:
+                self.recorder.note(f"the program makes no process group: each of the {ranks} ranks trains alone")
+        elif dist.get_world_size() != ranks:
+            own = dist.get_world_size()
+            ending = "s" * (own != 1)
+            self.recorder.note(f"the program makes a process group of {own} rank{ending}; --world-size says {ranks}")
 
     def _mark(self, optimizer: Any) -> None:
         for group in optimizer.param_groups:

@@ -26,14 +26,21 @@ class Workload:
     def clear(self) -> None:
         """Begins a step."""
         self._looked_up: dict[Hashable, int] = {}
+        self._shapes: dict[Hashable, tuple[int, ...]] = {}
+        self._trained: dict[tuple[int, ...], int] = {}
         self._given: dict[int, int] = {}
         self._field: bool | None = None
         self.evaluates = False
         """Whether a module that is trained ran without gradients."""
 
-    def looked_up(self, weight: Hashable, n_tokens: int) -> None:
-        """Counts a lookup of `n_tokens` rows of an embedding; `weight` stands for its matrix."""
+    def looked_up(self, weight: Hashable, n_tokens: int, shape: tuple[int, ...] = ()) -> None:
+        """Counts a lookup of `n_tokens` rows of an embedding; `weight` stands for its matrix, of a shape."""
         self._looked_up[weight] = self._looked_up.get(weight, 0) + n_tokens
+        self._shapes[weight] = shape
+
+    def trained(self, shape: tuple[int, ...], n_tokens: int) -> None:
+        """Counts lookups that have a gradient, of embeddings of one shape."""
+        self._trained[shape] = self._trained.get(shape, 0) + n_tokens
 
     def given(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Counts the samples of a call of an outermost module."""
@@ -56,9 +63,12 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Returns the most tokens that one embedding looked up; 0 if the program is given images, sounds or
-        latents."""
-        return 0 if self._field else max(self._looked_up.values(), default=0)
+        """Returns the most tokens that one embedding looked up, without those that have no gradient where others have
+        one: texts that the program generates. 0 if the program is given images, sounds or latents."""
+        if self._field or not self._looked_up:
+            return 0
+        weight, tokens = max(self._looked_up.items(), key=lambda one: one[1])
+        return min(tokens, self._trained.get(self._shapes[weight], tokens))
 
     @property
     def samples(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from forerun.sources.trace.inside.kernels.opaque_calls import Launches
 from forerun.sources.trace.inside.missing import reason
 from forerun.sources.trace.inside.mode import VirtualMode, operation_of
 from forerun.sources.trace.inside.modules import Modules
-from forerun.sources.trace.inside.ranks import ddp, process_group, redistribution
+from forerun.sources.trace.inside.processes import Processes, TraceEnded
+from forerun.sources.trace.inside.ranks import ddp, mpi, process_group, redistribution
 from forerun.sources.trace.inside.recorder import Event, Recorder
 from forerun.sources.trace.inside.refusal import Refusal
 from forerun.sources.trace.inside.sizes import MOST_DEVICES
@@ -75,6 +77,7 @@ class World:
         shapes.install()
         install_attention(device.capability)
         process_group.install(self.recorder, known_value, set_value)
+        mpi.install(job.rank, job.world_size, job.gpus_per_node)
         self.oracle = Oracle(job.expert_skew)
         self.mode = VirtualMode(self.recorder, self.oracle, process_group.handle)
         patches.install(self.mode, self.recorder)
@@ -93,6 +96,8 @@ class World:
         meta["tokens_per_step"] = job.tokens_per_step
         self.steps = Steps(self.recorder, self.modules, job.steps, meta)
         self.oracle.on_write = self.steps.wrote
+        self.processes = Processes(self.recorder, self._run_process)
+        self.processes.install()
         self.mode.__enter__()
 
     def _describe_kernels(self) -> None:
@@ -126,29 +131,59 @@ class World:
         failure = None
         try:
             program()
+            self.processes.join()
+        except (StepRecorded, TraceEnded):
+            pass
+        except BaseException as error:
+            failure = self._reason(error)
+        self.processes.end()
+        if self._save(failure is None):
+            return 0
+        if failure is None and not self.job.failure.exists():
+            failure = Failure(self._too_few_steps())
+        if failure is not None:
+            failure.write(self.job.failure)
+        return 1
+
+    def _run_process(self, run: Callable[[], None]) -> bool:
+        """Does the same for what a process of the program runs, if the program did not train before it started the
+        process. Returns whether the step was recorded."""
+        if self.steps.done:
+            run()
+            return False
+        try:
+            run()
         except StepRecorded:
             pass
-        except SystemExit as stop:
-            if stop.code not in (None, 0):
-                failure = self._failure(stop, f"the program exited with {stop.code!r} before its step was recorded")
-        except KeyboardInterrupt:
-            failure = Failure("interrupted")
-        except (ForerunError, Refusal) as error:
-            failure = self._failure(error, str(error), getattr(error, "line", ""))
         except BaseException as error:
-            failure = self._failure(error, reason(error))
+            failure = self._reason(error)
+            if failure is not None:
+                failure.write(self.job.failure)
+            raise
+        return self._save(True)
+
+    def _save(self, without_failure: bool) -> bool:
+        """Saves the recording, and returns whether there is one, of this process or of one that the program started."""
         recording = self.steps.recording
-        if recording is None and failure is None and self.steps.done == 1:
+        if recording is None and without_failure and self.steps.done == 1:
             recording = self.steps.only_step
             if recording is not None:
                 recording.meta["notes"].append("the program ran only one step, which includes work that is done once")
         if recording is not None:
             save_recording(recording, self.job.recording)
-            return 0
-        if failure is None:
-            failure = Failure(self._too_few_steps())
-        failure.write(self.job.failure)
-        return 1
+        return self.job.recording.exists()
+
+    def _reason(self, error: BaseException) -> Failure | None:
+        """Returns why the program ended with `error`; None if it may end so."""
+        if isinstance(error, SystemExit):
+            if error.code in (None, 0):
+                return None
+            return self._failure(error, f"the program exited with {error.code!r} before its step was recorded")
+        if isinstance(error, KeyboardInterrupt):
+            return Failure("interrupted")
+        if isinstance(error, (ForerunError, Refusal)):
+            return self._failure(error, str(error), getattr(error, "line", ""))
+        return self._failure(error, reason(error))
 
     def _too_few_steps(self) -> str:
         done, started = self.steps.done, self.recorder.processes
@@ -160,9 +195,8 @@ class World:
             return said
         if started:
             return (
-                f"{said}; it started {started} process{'es' * (started != 1)} with multiprocessing.Process, which are"
-                " not traced: trace a script that calls what one of them runs, or start them with"
-                " torch.multiprocessing.spawn"
+                f"{said}, and so did none of the {started} processes that it started; without an optimizer of torch's,"
+                " forerun.mark_step() ends a step"
             )
         return f"{said}; without an optimizer of torch's, forerun.mark_step() ends a step"
 

@@ -51,7 +51,14 @@ def install(mode: VirtualMode) -> None:
     def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
         return to(self, device=torch.device("cuda", torch.cuda.current_device() if device is None else device))
 
+    share, is_shared = storage_class.share_memory_, storage_class.is_shared
+
+    def share_memory_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self if self.device.type == "meta" else share(self, *args, **kwargs)
+
     storage_class.__new__, storage_class.to, storage_class.cuda = new, to, cuda
+    storage_class.share_memory_ = share_memory_
+    storage_class.is_shared = lambda self: self.device.type == "meta" or is_shared(self)
     _rebuild_on_device(mode)
     _slices(mode)
 

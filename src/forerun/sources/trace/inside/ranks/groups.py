@@ -51,6 +51,7 @@ def install(group: Any) -> None:
             if known:
                 return known, c10d._world.pg_map[known][1]
         if not global_ranks_in_group:
+            Transport.recorder.joined(int(group_rank or 0), group_size)
             _labels.clear()
         config = c10d.BackendConfig(backend)
         prefixed = _dist.PrefixStore(f"{group_name}/", store)
