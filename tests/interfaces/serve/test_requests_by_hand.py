@@ -280,8 +280,11 @@ def test_the_server_has_limits() -> None:
 def test_a_config_is_of_a_family_that_forerun_reads_itself() -> None:
     llama = {**CONFIG, "model_type": "llama"}
     assert config_model(llama, "config.json", "mine").name == "mine"
-    for config in ({**llama, "model_type": "unknown"}, {}):
-        with pytest.raises(ForerunError, match=r"config\.json: model_type .* needs transformers; use forerun plan"):
+    for config, says in (
+        ({**llama, "model_type": "unknown"}, "needs transformers; use forerun plan"),
+        ({}, "is missing"),
+    ):
+        with pytest.raises(ForerunError, match=rf"config\.json: model_type .*{says}"):
             config_model(config, "config.json", "mine")
     for config in ([], "text", None):
         with pytest.raises(ForerunError, match="not a JSON object"):

@@ -196,6 +196,11 @@ def test_a_mistake_is_one_line_on_the_page(browser: Any, address: str) -> None:
     browser.get(f"{address}&{SMALL}&f.tp=7")
     until(browser, "document.body.dataset.state === 'failed'")
     assert "no plan" in text_of(browser, "#error")
+    browser.get("about:blank")
+    browser.get(f"{address}&{SMALL.replace('h100-sxm', 'h100-smx')}")
+    until(browser, "document.body.dataset.state === 'failed'")
+    assert "'h100-smx'" in text_of(browser, "#error")
+    assert "h100-sxm" in text_of(browser, "#error")
 
 
 def test_a_question_without_an_answer_shows_no_plans_of_another_one(browser: Any, address: str) -> None:

@@ -178,8 +178,8 @@ def _compute(simulation: Simulation, threshold: float) -> Usage:
     parts = [Contributor(WORDS[cause], t, t / step_s) for cause in _COMPUTE if (t := _spent(seconds, cause)) > 0]
     parts.sort(key=lambda part: -part.value)
     value = sum(part.share for part in parts)
-    most = f"{parts[0].name} take {parts[0].share:.0%}" if parts else "nothing computes"
-    text = f"kernels run for {value:.0%} of the step, {most}; HFU is {prediction.hfu:.0%}"
+    most = f" ({parts[0].name} for {parts[0].share:.0%})" if parts else ""
+    text = f"kernels run for {value:.0%} of the step{most}; HFU is {prediction.hfu:.0%}"
     return Usage("compute", value, threshold, text, tuple(parts))
 
 
@@ -193,7 +193,7 @@ def _memory(simulation: Simulation, threshold: float) -> Usage:
     if not prediction.fits:
         text += ", which does not fit"
     if parts:
-        text += f"; {parts[0].name} takes most, {parts[0].value:.1f} GiB"
+        text += f"; the largest part is {parts[0].name} with {parts[0].value:.1f} GiB"
     return Usage("memory", value, threshold, text, parts)
 
 

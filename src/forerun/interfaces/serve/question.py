@@ -212,7 +212,9 @@ def config_model(config: Any, place: str, name: str) -> ModelSpec:
     """
     if not isinstance(config, dict):
         raise ForerunError(f"{place}: not a JSON object; give the config.json of a model")
-    kind = config.get("model_type")
+    if "model_type" not in config:
+        raise ForerunError(f"{place}: model_type is missing; give the config.json of a model")
+    kind = config["model_type"]
     if kind not in FAMILIES and kind not in WRAPPERS:
         raise ForerunError(f"{place}: model_type {kind!r} needs transformers; use forerun plan, which builds it")
     return spec_from_config(Fields(config, place), name)

@@ -204,8 +204,10 @@ export function question() {
 
 /** @param {Question} asked */
 export function fill(asked) {
-  const models = byId("q-model");
-  if (![...models.options].some((each) => each.value === asked.model)) models.append(make("option", { value: asked.model, text: asked.model }));
+  for (const name of /** @type {const} */ (["model", "cluster"])) {
+    const list = byId(`q-${name}`), value = asked[name];
+    if (![...list.options].some((each) => each.value === value)) list.append(make("option", { value, text: value }));
+  }
   for (const name of /** @type {const} */ (["model", "cluster", "gpus", "seq_len", "global_batch", "objective", "price", "memory_limit",
     "images", "encoder_seq_len", "mtp"])) {
     byId(`q-${name}`).value = asked[name] ?? "";
