@@ -42,7 +42,8 @@ class Processes:
         recorder.joined = self._joined
 
     def install(self) -> None:
-        """Lets processes that the program starts from now on trace what they do."""
+        """Lets processes that the program starts from now on trace what they do. The program may still choose how."""
+        multiprocessing.set_start_method(None, force=True)
         signal.signal(_DONE, _end)
         process: Any = multiprocessing.process.BaseProcess
         start = process.start
