@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import runpy
 import signal
@@ -79,6 +80,7 @@ def fork(program: Callable[[], object], output: int, variables: dict[str, str]) 
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(fd, mode, 1) for fd, mode in enumerate(("r", "w", "w")))
         sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
         _forget_tests()
+        multiprocessing.set_start_method(None, force=True)  # a test that started processes has fixed it
         program()
         code = 0
     except SystemExit as error:

@@ -10,33 +10,13 @@ from functools import cache
 
 import numpy as np
 import pytest
+from deepseek_run import CLUSTER, MODEL, PLAN
 
 from forerun.answers.analysis.setup import Setup
 from forerun.answers.analysis.simulate_setup import Simulation, simulate_setup
 from forerun.core.program.types import Stream
-from forerun.describe.cluster.catalog import load_cluster
-from forerun.describe.model.catalog import load_model
 from forerun.describe.plan.plan import Plan
 
-MODEL = replace(load_model("deepseek-v3"), n_layers=62)
-CLUSTER = load_cluster("h800-sxm")
-PLAN = Plan(
-    seq_len=4096,
-    n_microbatches=120,
-    dp_shard=128,
-    pp=16,
-    ep=64,
-    zero_stage=1,
-    pp_schedule="DualPipe",
-    virtual_stages=2,
-    expert_overlap=True,
-    precision="fp8",
-    fp8_recipe="block",
-    activation_checkpointing="selective",
-    recompute_modules=("layernorm", "mla_up_proj", "moe_act"),
-    moment_dtype="bf16",
-    stack="hai-llm",
-)
 CHUNK = replace(PLAN, pp=1, dp_shard=64, pp_schedule="1F1B", virtual_stages=1, n_microbatches=12)
 """the profile's: 64 ranks, micro batches of which one goes forward beside another one's backward pass"""
 

@@ -16,6 +16,8 @@ Seconds = Annotated[float, Field(ge=1e-12)]
 """a time that is more than nothing: a picosecond, the least that an event takes"""
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+_MOST_GPUS = 10_000_000
+"""a run on more would be a list of failures"""
 _LARGE = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -206,7 +208,7 @@ class RunEntry(Entry):
     page = "docs/goodput.md"
 
     name: str = "run"
-    gpus: Annotated[int, Field(ge=1, le=10_000_000)]
+    gpus: Annotated[int, Field(ge=1, le=_MOST_GPUS)]
     gpus_per_node: AtLeastOne | None = None
     step: StepEntry | None = None
     plan: PlanEntry | None = None

@@ -16,7 +16,7 @@ from functools import partial
 from heapq import nsmallest
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -148,8 +148,9 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         run = Simulating(bounds, chosen.table, objective, keep, every, front_too, tally, within_s)
         # A search of another stack has little for several processes to do, so it is a process beside this search.
         is_beside = executor == "local" and store is None and own_workers > 1
-        alone = partial(search, keep=1, limits=limits, space=space, network=network, measured=measured, store=store)
-        alone = partial(alone, workers=1 if is_beside else workers, executor=executor, ray_address=ray_address)
+        how: dict[str, Any] = {"limits": limits, "space": space, "network": network, "measured": measured}
+        how |= {"executor": executor, "ray_address": ray_address, "store": store}
+        alone = partial(search, keep=1, workers=1 if is_beside else workers, **how)
         elsewhere = Processes(partial(_best_on, place, fixed, alone), own_workers if is_beside else 1, 1)
         names = choices if choices and objective != "memory" and not run.screened.too_large.all() else ()
         on_others = stack.enter_context(elsewhere).begin(names)

@@ -86,9 +86,6 @@ class _Repeated(NamedTuple):
     """bytes of the buffer into which the turn has gathered last"""
     reducing: int
     """bytes of the buffer that the turn's last reduction uses"""
-    is_alone: bool
-    """whether the turn is a single pass"""
-    changes_state: bool
 
 
 class RepeatedTurns:
@@ -116,23 +113,21 @@ class RepeatedTurns:
 
     def _copied(self, steps: Steps, number: int) -> int:
         microbatches, alike = self._order.microbatches, self._order.alike
-        blocks, ordinals, layers = steps.block, steps.microbatch, steps.layer
-        end, known, first = len(alike), self._known[self._state_of(steps)], number
+        end, state = len(alike), self._state_of(steps)
         while number < end:
-            found = known.get(alike[number])
+            found = self._known[state].get(alike[number])
             if found is None:
                 break
-            own = microbatches[number]
-            blocks += found.blocks
-            layers += found.layers
-            ordinals += own * len(found.places) if found.is_alone else [own[place] for place in found.places]
-            if found.changes_state:
+            own, blocks = microbatches[number], found.blocks
+            steps.block += blocks
+            steps.microbatch += [own[place] for place in found.places] if len(own) > 1 else own * len(blocks)
+            steps.layer += found.layers
+            steps.now = own[-1]
+            if found.gathers or found.opens or found.gathered != steps.gathered or found.reducing != steps.reducing:
                 steps.gathers, steps.opens = steps.gathers + found.gathers, steps.opens + found.opens
                 steps.gathered, steps.reducing = found.gathered, found.reducing
-                known = self._known[self._state_of(steps)]
+                state = self._state_of(steps)
             number += 1
-        if number > first:
-            steps.now = microbatches[number - 1][-1]
         return number
 
     def keep(self, steps: Steps, number: int) -> None:
@@ -144,10 +139,7 @@ class RepeatedTurns:
         own = self._order.microbatches[number]
         places = [own.index(microbatch) for microbatch in steps.microbatch[start:]]
         changes = steps.gathers - gathers, steps.opens - opens, steps.gathered, steps.reducing
-        changes_state = changes != (0, 0, *self._state[2:4])
-        self._known[self._state][alike] = _Repeated(
-            steps.block[start:], places, steps.layer[start:], *changes, len(own) == 1, changes_state
-        )
+        self._known[self._state][alike] = _Repeated(steps.block[start:], places, steps.layer[start:], *changes)
 
     def _state_of(self, steps: Steps) -> _State:
         """Returns the state that the next steps depend on, except their turn."""

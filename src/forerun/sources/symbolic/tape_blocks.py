@@ -258,20 +258,14 @@ class _Writer:
             before = tuple([last for last in before if last not in exchanges])
         ends = []
         for stage in stages:
-            if len(stage) == 1:  # as most stages are
-                op, stream = stage[0]
-                if not before and stream != _COMPUTE:
-                    before = ((node(self.marker, _COMPUTE, phase, module), _COMPUTE),)
-                last = node(op, stream, phase, module, [n for n, s in before if s != stream], sync=awaited)
-                before = ((last, stream),)
-            else:
-                if not before and any(stream != _COMPUTE for _, stream in stage):
-                    before = ((node(self.marker, _COMPUTE, phase, module), _COMPUTE),)
-                now = []
-                for op, stream in stage:
-                    last = node(op, stream, phase, module, [n for n, s in before if s != stream], sync=awaited)
-                    now.append((last, stream))
-                before = tuple(now)
+            if not before and any(stream != _COMPUTE for _, stream in stage):
+                before = ((node(self.marker, _COMPUTE, phase, module), _COMPUTE),)
+            now = []
+            for op, stream in stage:
+                after = [n for n, s in before if s != stream]
+                last = node(op, stream, phase, module, after, sync=awaited)
+                now.append((last, stream))
+            before = tuple(now)
             ends.append(last)
         self.before = (*exchanges, *before)
         return ends

@@ -42,8 +42,7 @@ class Processes:
         recorder.joined = self._joined
 
     def install(self) -> None:
-        """Lets processes that the program starts from now on trace what they do. The program may still choose how."""
-        multiprocessing.set_start_method(None, force=True)
+        """Lets processes that the program starts from now on trace what they do."""
         signal.signal(_DONE, _end)
         process: Any = multiprocessing.process.BaseProcess
         start = process.start
