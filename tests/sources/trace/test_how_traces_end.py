@@ -52,13 +52,13 @@ def test_an_end_before_the_step_is_one_line_with_its_place(tmp_path, code, said)
     assert "\n" not in str(failed.value)
 
 
-def test_processes_that_do_not_train_are_counted(tmp_path):
+def test_processes_that_do_not_train_are_mentioned(tmp_path):
     code = """
 import multiprocessing
 for rank in range(2):
     multiprocessing.Process(target=print, args=(rank,)).start()
 """
-    with pytest.raises(ForerunError, match="so did none of the 2 processes that it started"):
+    with pytest.raises(ForerunError, match="no process that it started recorded the step either"):
         recorded(tmp_path, code)
 
 

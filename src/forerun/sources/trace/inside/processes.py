@@ -48,7 +48,7 @@ class Processes:
         start = process.start
 
         def traced(one: Any) -> None:
-            self._recorder.processes += 1
+            self._recorder.starts_processes = True
             run = one.run
             one.run = lambda: self._run(run)
             try:

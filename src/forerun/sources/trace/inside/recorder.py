@@ -82,8 +82,8 @@ class Recorder:
         self._group_numbers: dict[str, int] = {}
         self.averages: dict[str, None] = {}
         """The groups over which DistributedDataParallel averages gradients."""
-        self.processes = 0
-        """The number of processes that the program has started with `multiprocessing.Process`."""
+        self.starts_processes = False
+        """Whether the program has started a `multiprocessing.Process`."""
         self.joined: Any = lambda _rank, _size: None
         """Called with rank and number of ranks when the program makes its process group; set by `Processes`."""
         self.notes: dict[str, None] = {}

@@ -186,16 +186,16 @@ class World:
         return self._failure(error, reason(error))
 
     def _too_few_steps(self) -> str:
-        done, started = self.steps.done, self.recorder.processes
+        done = self.steps.done
         said = (
             f"the program ended after {done} optimizer step{'s' * (done != 1)}; step {self.job.steps} was to be"
             " recorded (--steps)"
         )
         if done:
             return said
-        if started:
+        if self.recorder.starts_processes:
             return (
-                f"{said}, and so did none of the {started} processes that it started; without an optimizer of torch's,"
+                f"{said}; no process that it started recorded the step either; without an optimizer of torch's,"
                 " forerun.mark_step() ends a step"
             )
         return f"{said}; without an optimizer of torch's, forerun.mark_step() ends a step"
