@@ -424,3 +424,19 @@ def test_a_node_that_is_away_does_not_fail_again_and_comes_back_in_time():
     assert (failing.away, failing.next_repair_s) == ([], math.inf)
     never = FailingNodes(None, 2)
     assert (never.fail(1e9), never.next_failure_s, never.away) == (None, math.inf, [])
+
+
+def test_jobs_that_sink_at_once_go_on_in_the_order_of_arrival():
+    """The first and the third job reach the limit of the first queue together; the second one has not reached it."""
+    rule = policies.LeastAttained((100.0, 200.0))
+    rule.prepare([Job("first", 1, 0, 500), Job("second", 1, 0, 500), Job("third", 1, 0, 500)])
+    now = policies.Now(
+        number=np.array([2, 0, 1]),
+        gpus=np.ones(3, dtype=np.int64),
+        duration_s=np.full(3, 500.0),
+        priority=np.zeros(3),
+        done_s=np.array([100.0, 100.0, 50.0]),
+        runs=np.ones(3, dtype=bool),
+    )
+    keys = rule.keys(now)
+    assert now.number[np.argsort(keys, kind="stable")].tolist() == [1, 0, 2]

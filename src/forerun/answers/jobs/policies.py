@@ -293,8 +293,8 @@ class Sorted(Ranking):
 class LeastAttained(Ranking):
     """Discretised least attained service: jobs sink to lower queues as they use up GPU-seconds (Tiresias, NSDI'19).
 
-    In each queue running jobs stand before waiting ones, and those that have just sunk behind both. New jobs begin in
-    the first queue.
+    In each queue running jobs stand before waiting ones, and those that have just sunk behind both, in the order of
+    arrival. New jobs begin in the first queue.
     """
 
     def __init__(self, limits_gpu_s: Sequence[float] = (3250.0, 7200.0)) -> None:
@@ -308,7 +308,8 @@ class LeastAttained(Ranking):
         """Returns the queue and the part of it in which each job stands."""
         sinks = now.runs & (now.done_s * now.gpus >= self.limits[self.queue[now.number]])
         self.queue[now.number] += sinks
-        return np.asarray(3.0 * self.queue[now.number] + np.where(sinks, 2.0, np.where(now.runs, 0.0, 1.0)))
+        behind_both = 2.0 + now.number / len(self.queue)
+        return np.asarray(3.0 * self.queue[now.number] + np.where(sinks, behind_both, np.where(now.runs, 0.0, 1.0)))
 
     def next_look_s(self, running: Now, now_s: float) -> float:
         """Returns when the simulator of Tiresias looks again: it divides the seconds left to a limit by the GPUs."""
