@@ -120,6 +120,18 @@ def test_what_the_first_rank_holds() -> None:
     assert pipeline(n_microbatches=64).held(64)[1].passes.tolist() == most.passes.tolist()
 
 
+def test_the_fullest_rank_is_the_first_with_the_most_layers() -> None:
+    """1F1B: rank 1 of three has three of seven layers, with two micro batches alive; rank 2 has as many layers."""
+    model = replace(MODEL, n_layers=7)
+    uneven = Pipeline(model, Plan(512, pp=3, n_microbatches=6, layers_per_stage=(1, 3, 3), stack="torchtitan"))
+    assert uneven.fullest == 1
+    first, most = uneven.held(6, uneven.fullest)
+    assert first.passes[[E, L, H]].tolist() == most.passes[[E, L, H]].tolist() == [0, 6, 0]
+    assert most.gradients[[E, L, H]].tolist() == [0, 3, 0]
+    assert first.part == most.part == L
+    assert pipeline().fullest == 0
+
+
 def test_units_wait_for_gathers_that_start_with_the_unit_before() -> None:
     """A unit waits for what its gather takes longer than the pass before it; the first of a stage waits for nothing."""
     p = pipeline()

@@ -61,6 +61,8 @@ CASES = [
      0.934),
     ("torchtitan", {"pp": 4, "n_microbatches": 8, "virtual_stages": 2, "pp_schedule": "ZBV"}, 0.946, 1.000, 1.000),
     ("torchtitan", {"pp": 4, "n_microbatches": 8, "pp_schedule": "ZB1P"}, 0.971, 0.980, 0.877),
+    ("torchtitan", {"pp": 4, "n_microbatches": 8, "zero_stage": 0, "layers_per_stage": (1, 5, 1, 1)}, 0.959, 1.000,
+     1.000),
     ("nemo", {"pp": 4, "n_microbatches": 8, "zero_stage": 0}, 0.977, 0.984, 0.979),
     ("torchtitan", {"offload": "optimizer"}, 0.989, 1.000, 1.000),
     ("torchtitan", {"offload": "params", "dp_shard": 8}, 0.835, 0.904, 1.000),

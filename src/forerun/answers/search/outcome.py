@@ -195,7 +195,7 @@ class Outcome:
             elif row in simulated:
                 out.append(_too_large(simulated[row]))
             else:
-                where = "the first rank" if is_pipelined else "every rank"
+                where = "one pipeline rank" if is_pipelined else "every rank"
                 beside = "" if needs > self.limit_gib else " beside CUDA and NCCL"
                 out.append(
                     f"needs at least {needs:.1f} of {self.limit_gib:.1f} GiB{beside} on {where}; the"

@@ -41,7 +41,7 @@ _KINDS = {"F": 0, "B": 1, "W": 2}
 
 @dataclass(frozen=True)
 class Held:
-    """The units whose activations and gradients the first rank holds when it starts a backward pass."""
+    """The units whose activations and gradients a rank holds when it starts a backward pass."""
 
     passes: I64
     """number of forward passes whose activations are alive, by UnitKind, (n_unit_kinds,)"""
@@ -75,6 +75,14 @@ class Pipeline:
         """Returns the number of units of each kind on each rank, (pp, n_unit_kinds)."""
         out: F64 = self._ranks.T @ self.counts
         return out
+
+    @cached_property
+    def fullest(self) -> int:
+        """Returns the first of the ranks with the most units of the commonest kind.
+
+        Earlier ranks hold the activations of more micro batches, but the first one may have fewer or lighter layers.
+        """
+        return int(np.argmax(self.on_ranks[:, np.argmax(self.counts.sum(axis=0))]))
 
     @property
     def both_ends(self) -> bool:
@@ -120,25 +128,25 @@ class Pipeline:
         out = (before + busy).max(axis=1)
         return out
 
-    def held(self, n_microbatches: int) -> tuple[Held, Held]:
-        """Returns the memory contents of the first rank at two moments. The first is its first backward pass. The
-        second is the last backward pass at which it holds the most micro batches; then it also has the most gradients.
+    def held(self, n_microbatches: int, rank: int = 0) -> tuple[Held, Held]:
+        """Returns the memory contents of `rank` at two moments. The first is its first backward pass. The second is the
+        last backward pass at which it holds the most micro batches; then it also has the most gradients.
 
         A forward pass beside a backward pass has not kept anything when both start.
         """
         plan = self.plan
         some = n_microbatches if plan.pp_schedule == "GPipe" else min(n_microbatches, _MOST_ROUNDS * plan.pp)
-        turns = rank_turns(replace(plan, n_microbatches=some), 0)
+        turns = rank_turns(replace(plan, n_microbatches=some), rank)
         kind, stage, _ = _columns([action for turn in turns for action in sorted(turn, key=_after_backward)])
-        return self._at(kind, stage, first=True), self._at(kind, stage, first=False)
+        return self._at(rank, kind, stage, first=True), self._at(rank, kind, stage, first=False)
 
-    def _at(self, kind: I8, stage: I32, first: bool) -> Held:
+    def _at(self, rank: int, kind: I8, stage: I32, first: bool) -> Held:
         live = np.cumsum((kind == 0).astype(np.int64) - _before(kind == 1))
         backward = np.flatnonzero(kind == 1)
         at = int(backward[0] if first else backward[len(backward) - 1 - np.argmax(live[backward][::-1])])
         done = _KINDS["W"] if self.split else _KINDS["B"]
         passes, gradients = (np.zeros(self.counts.shape[1], np.int64) for _ in range(2))
-        for own in np.flatnonzero(self.rank == 0).tolist():
+        for own in np.flatnonzero(self.rank == rank).tolist():
             mine = stage[:at] == own
             counts = self.counts[own].astype(np.int64)
             passes += counts * int((mine & (kind[:at] == 0)).sum() - (mine & (kind[:at] == 1)).sum())

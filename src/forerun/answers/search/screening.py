@@ -50,24 +50,15 @@ class Screened:
     """Lower bounds of the plans of a table, each (n,)."""
 
     need_bytes: F64
-    """memory that the first rank needs: allocated memory, and the allocator's losses when memory is short"""
+    """memory that a rank needs: allocated memory, and the allocator's losses when memory is short"""
     held_bytes: F64
-    """reserved memory of the first rank when memory is plentiful, which is its allocated memory"""
+    """reserved memory of a rank when memory is plentiful, which is its allocated memory"""
     cause: npt.NDArray[np.uint8]
     """index of the largest of CAUSES in that memory"""
     cause_bytes: F64
     too_large: npt.NDArray[np.bool_]
     time_s: F64
     """seconds of a step; 0 for plans that are too large"""
-
-
-@dataclass(frozen=True)
-class _Own:
-    """Columns of the plans of a chunk that follow from their kinds (`Shared`), each (n,)."""
-
-    first: F64
-    most: F64
-    least: F64
 
 
 @dataclass(frozen=True)
@@ -161,18 +152,18 @@ class Screening:
 
     def _memory(self, out: Screened, left: npt.NDArray[np.int64], some: SpaceTable, shared: Shared) -> None:
         """Raises the memory of the rows `left`, whose plans are `some`, to that with activations."""
-        held, elements = (shared.held(0), shared.held(1)), shared.elements
+        elements, moments = shared.elements, shared.moments
         for first in range(0, len(left), _CHUNK):
             part = slice(first, min(first + _CHUNK, len(left)))
             rows, plans, kind = left[part], some.rows(part), shared.kind[part]
-            own = _Own(elements.first[:, kind], elements.most[:, kind], elements.least[:, kind])
-            states = self._states(plans, *own.first)
-            resident = self._states(plans, *own.most).resident.total + self._beside(plans, own.most)
+            most = elements.most[:, kind]
+            resident = self._states(plans, *most).resident.total + self._beside(plans, most)
             groups = self._groups(plans)
-            self._note(out, rows, self._at_the_end(plans, states), resident, groups)
-            for which in held:
-                columns = [column[kind] for column in which]
-                self._note(out, rows, self._at_backward(plans, states, own, *columns), resident, groups)
+            for moment in moments:
+                own, *figures = (column[..., kind] for column in moment)
+                states = self._states(plans, *own)
+                self._note(out, rows, self._at_the_end(plans, states), resident, groups)
+                self._note(out, rows, self._at_backward(plans, states, own, *figures), resident, groups)
 
     def _times(self, out: Screened, left: npt.NDArray[np.int64], some: SpaceTable, shared: Shared) -> None:
         """Sets the time of the rows `left`, whose plans are `some`."""
@@ -180,7 +171,7 @@ class Screening:
         for first in range(0, len(left), _CHUNK):
             part = slice(first, min(first + _CHUNK, len(left)))
             rows, plans, kind = left[part], some.rows(part), shared.kind[part]
-            own = _Own(elements.first[:, kind], elements.most[:, kind], elements.least[:, kind])
+            own = np.where(plans.splits_backward, elements.least[:, kind], elements.first[:, kind])
             out.time_s[rows] = np.where(out.too_large[rows], 0.0, self._time_s(plans, own, shared.end_s[kind]))
 
     # -- memory ------------------------------------------------------------------------------------------------
@@ -227,15 +218,16 @@ class Screening:
         return resident.parameter, resident.gradient + states.reduced(plans, self.stack), resident.optimizer, 0.0, 0.0
 
     def _at_backward(
-        self, plans: PlanTable, states: RankStates, own: _Own, alive: F64, gradients: F64, unit: F64
+        self, plans: PlanTable, states: RankStates, elements: F64, alive: F64, gradients: F64, unit: F64
     ) -> Parts:
-        """Returns the allocated bytes when the first rank starts a backward pass with `alive` bytes of activations.
+        """Returns the allocated bytes when a rank with `elements` starts a backward pass with `alive` bytes of
+        activations.
 
         `gradients` elements of earlier micro batches are accumulated; FSDP in a pipeline keeps them unsharded, and
         parameters too unless it frees them after each use. Where each use gathers, nothing keeps the table of tokens.
         """
         whole = plans.gathers_once & (not self.stack.parametrized)
-        gathered = where(whole, own.first.sum(axis=0), unit) * plans.shards_parameters
+        gathered = where(whole, elements.sum(axis=0), unit) * plans.shards_parameters
         weight = where(plans.fp8_all_gather, 1, rules.weight_bytes(plans))
         summed = rules.accumulates(plans, self.stack) & (not rules.keeps_gradient_buffer(self.stack))
         sums = gradients * summed * rules.element_bytes(rules.accumulate_dtype(plans, self.stack))
@@ -244,11 +236,10 @@ class Screening:
 
     # -- time --------------------------------------------------------------------------------------------------
 
-    def _time_s(self, plans: PlanTable, own: _Own, end_s: F64) -> F64:
-        """Returns the seconds of the first rank's passes, which take `end_s`, and optimizer, (n,); in split schedules,
-        of the rank that ends last."""
-        states = self._states(plans, *np.where(plans.splits_backward, own.least, own.first))
-        out: F64 = end_s + self.optimizer_s(plans, states.local)
+    def _time_s(self, plans: PlanTable, elements: F64, end_s: F64) -> F64:
+        """Returns the seconds of the passes of a rank with `elements`, which take `end_s`, and optimizer, (n,): of the
+        first rank; in split schedules, of the rank that ends last."""
+        out: F64 = end_s + self.optimizer_s(plans, self._states(plans, *elements).local)
         return out
 
     def optimizer_s(self, plans: Plans, local: F64) -> F64:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from forerun.answers.search.built_units import UnitSizes, UnitTimes
 from forerun.answers.search.least import LeastSizes, LeastTimes
 from forerun.answers.search.orders import Groups
-from forerun.answers.search.pipelines import STAGED, Held, Pipeline
+from forerun.answers.search.pipelines import STAGED, Pipeline
 from forerun.answers.search.space_table import SpaceTable
 from forerun.answers.search.table import PlanTable, dense_ids
 from forerun.answers.search.unit_runs import ALONE, Placed, UnitRuns
@@ -132,36 +133,55 @@ class Shared:
     def elements(self) -> Elements:
         """Returns the elements of the parameters of ranks."""
         n = len(self.of_unit)
-        out = Elements(*(np.zeros((2, n)) for _ in range(3)))
+        out = Elements(*(np.zeros((2, n)) for _ in range(4)))
         for number, mine in self._of_each_pipeline():
             pipeline = self.pipelines[number]
             tied = self._by_unit([size.tied_elements for size in self.sizes])[mine]
             both = pipeline.elements(self.dense[mine], tied), pipeline.elements(self.experts[mine], 0.0)
             for i, ranks in enumerate(both):
-                out.first[i, mine], out.most[i, mine] = ranks[:, 0], ranks.max(axis=1)
-                out.least[i, mine] = ranks.min(axis=1)
+                out.first[i, mine], out.fullest[i, mine] = ranks[:, 0], ranks[:, pipeline.fullest]
+                out.most[i, mine], out.least[i, mine] = ranks.max(axis=1), ranks.min(axis=1)
         return out
 
-    def held(self, which: int) -> tuple[F64, F64, F64]:
-        """Returns three figures, (kinds,) each, at the first (0) or the fullest (1) backward pass of the first rank.
-        They are bytes of activations, elements with gradients of earlier micro batches, and elements of the unit that
-        starts.
-        """
+    @cached_property
+    def moments(self) -> list[Moment]:
+        """Returns what ranks hold: the first one, and the fullest one where that is another one."""
+        first = [Moment(self.elements.first, *figures) for figures in self._held(fullest=False)]
+        if not any(pipeline.fullest for pipeline in self.pipelines):
+            return first
+        return first + [Moment(self.elements.fullest, *figures) for figures in self._held(fullest=True)]
+
+    def _held(self, fullest: bool) -> list[tuple[F64, F64, F64]]:
+        """Returns the last three figures of a Moment for the first backward pass of a rank, and for that at which it
+        holds the most. The rank is the first one or the `fullest` one."""
         kept = self._by_unit([size.kept for size in self.sizes])
         rise = self._by_unit([size.backward_rise for size in self.sizes])
         total = self.dense + self.experts
         counts = np.broadcast_to(self.plans.n_microbatches, len(self.of_unit))
-        alive, gradients, own = (np.zeros(len(self.of_unit)) for _ in range(3))
-        known: dict[tuple[int, int], tuple[Held, Held]] = {}
+        out = [(np.zeros(len(counts)), np.zeros(len(counts)), np.zeros(len(counts))) for _ in range(2)]
         for number, mine in self._of_each_pipeline():
+            pipeline = self.pipelines[number]
             for count in np.unique(counts[mine]).tolist():
-                key = (number, count)
-                known[key] = self.pipelines[number].held(count)
-                here, held = mine[counts[mine] == count], known[key][which]
-                alive[here] = kept[here] @ held.passes + rise[here, held.part]
-                gradients[here] = total[here] @ held.gradients
-                own[here] = total[here, held.part]
-        return alive, gradients, own
+                here = mine[counts[mine] == count]
+                both = pipeline.held(count, pipeline.fullest if fullest else 0)
+                for (alive, gradients, own), held in zip(out, both, strict=True):
+                    alive[here] = kept[here] @ held.passes + rise[here, held.part]
+                    gradients[here] = total[here] @ held.gradients
+                    own[here] = total[here, held.part]
+        return out
+
+
+class Moment(NamedTuple):
+    """What ranks hold when they start a backward pass."""
+
+    elements: F64
+    """elements of the rank's parameters before data-parallel sharding, outside experts and of experts, (2, kinds)"""
+    alive: F64
+    """bytes of activations, (kinds,)"""
+    gradients: F64
+    """elements with gradients of earlier micro batches, (kinds,)"""
+    unit: F64
+    """elements of the unit that starts, (kinds,)"""
 
 
 @dataclass(frozen=True)
@@ -170,6 +190,8 @@ class Elements:
 
     first: F64
     """elements of the first rank"""
+    fullest: F64
+    """elements of the fullest rank (`Pipeline.fullest`)"""
     most: F64
     """elements of the rank with the most"""
     least: F64
