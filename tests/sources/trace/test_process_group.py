@@ -21,6 +21,7 @@ COMPUTE = 0
 def answers(tmp_path_factory):
     return run_virtual(
         """
+        import gc
         import torch.distributed._functional_collectives as functional
         import torch.distributed._symmetric_memory
         from torch.distributed.device_mesh import init_device_mesh
@@ -158,6 +159,8 @@ def answers(tmp_path_factory):
         store.set("key", "value")
         same = dist.PrefixStore("", dist.TCPStore("no-such-host.invalid", 1, 8, False))
         result["store"] = [store.get("key").decode(), store.add("count", 1), fails(lambda: store.get("other"))]
+        gc.collect()  # torch holds the C++ part of the inner store alone
+        result["inner store"] = [same.get("key").decode(), same.add("prefix count", 1)]
         """,
         tmp_path_factory.mktemp("group"),
         rank=3,
@@ -357,6 +360,7 @@ def test_what_only_a_peer_has_is_refused_by_name(answers):
     assert broadcast.startswith("ForerunError: broadcast_object_list")
     value, count, other = answers["store"]
     assert (value, count) == ("value", 8)
+    assert answers["inner store"] == ["value", 8]
     assert "store.get('other'): only another rank sets this key" in other
 
 

@@ -21,6 +21,7 @@ _dist: Any = dist
 _StoreBase: Any = _dist.Store
 _contents: dict[Any, dict[str, bytes]] = {}
 _numbers = itertools.count()
+_alive: list[Any] = []  # torch's PrefixStore holds the C++ part alone, which can't answer once the Python part is gone
 
 
 def install() -> None:
@@ -35,6 +36,7 @@ class _Store(_StoreBase):
         self._data = _contents.setdefault(place, {})
         self._timeout = timedelta(seconds=300)
         self._place = place
+        _alive.append(self)
 
     def set(self, key: str, value: Any) -> None:
         self._data[key] = value.encode() if isinstance(value, str) else bytes(value)
