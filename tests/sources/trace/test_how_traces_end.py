@@ -52,6 +52,21 @@ def test_an_end_before_the_step_is_one_line_with_its_place(tmp_path, code, said)
     assert "\n" not in str(failed.value)
 
 
+def test_an_exit_names_the_exception_that_the_program_caught(tmp_path):
+    code = """
+try:
+    int("ten")
+except ValueError:
+    sys.exit(1)
+"""
+    with pytest.raises(ForerunError) as failed:
+        recorded(tmp_path, code)
+    assert (
+        "the program exited with 1 before its step was recorded, after ValueError: invalid literal for int() with base"
+        " 10: 'ten'" in str(failed.value)
+    )
+
+
 def test_processes_that_do_not_train_are_mentioned(tmp_path):
     code = """
 import multiprocessing

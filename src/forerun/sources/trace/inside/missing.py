@@ -19,11 +19,11 @@ def reason(error: BaseException) -> str:
     said = f"{type(error).__name__}: {str(error) or _statement(error)}"
     name = _missing(error)
     if name is None or f"'{name}'" in said:
-        return said + _before(error)
+        return said + led_by(error)
     return f"the package {name} is not installed, which led to {said}"
 
 
-def _before(error: BaseException) -> str:
+def led_by(error: BaseException) -> str:
     """Returns the error that led to `error`: the one that it is raised `from`, or the one that the program handled when
     it raised it, because the code that cleans up after a failure may fail too. Empty if the message of `error` contains
     it."""

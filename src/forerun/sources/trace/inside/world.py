@@ -28,7 +28,7 @@ from forerun.sources.trace.inside.device.machine import VirtualCuda
 from forerun.sources.trace.inside.device.virtual_device import device as device_named
 from forerun.sources.trace.inside.kernels import cuda_kernels, extensions, shapes, triton_kernels
 from forerun.sources.trace.inside.kernels.opaque_calls import Launches
-from forerun.sources.trace.inside.missing import reason
+from forerun.sources.trace.inside.missing import led_by, reason
 from forerun.sources.trace.inside.mode import VirtualMode, operation_of
 from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.processes import Processes, TraceEnded
@@ -164,7 +164,7 @@ class World:
 
     def _save(self, without_failure: bool) -> bool:
         """Saves the recording, and returns whether there is one, of this process or of one that the program started."""
-        recording = self.steps.recording
+        recording = self.steps.recording or (self.steps.unlike if without_failure else None)
         if recording is None and without_failure and self.steps.done == 1:
             recording = self.steps.only_step
             if recording is not None:
@@ -178,7 +178,9 @@ class World:
         if isinstance(error, SystemExit):
             if error.code in (None, 0):
                 return None
-            return self._failure(error, f"the program exited with {error.code!r} before its step was recorded")
+            return self._failure(
+                error, f"the program exited with {error.code!r} before its step was recorded{led_by(error)}"
+            )
         if isinstance(error, KeyboardInterrupt):
             return Failure("interrupted")
         if isinstance(error, (ForerunError, Refusal)):
