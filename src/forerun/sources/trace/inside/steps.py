@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,14 @@ from forerun.sources.trace.inside.modules import Modules
 from forerun.sources.trace.inside.recorder import Recorder
 from forerun.sources.trace.inside.sparse import dense_parts
 from forerun.sources.trace.inside.stages import FIRST_FORWARD, Stages
+from forerun.sources.trace.inside.turns import MOST_TURNS, Optimizers, Turns
 from forerun.sources.trace.inside.unseen import in_place_of
 from forerun.sources.trace.purpose import data_parallel, distinct_ranks
 from forerun.sources.trace.recording import Recording
 
 _EVALUATES = "the recorded step runs the model without gradients too (evaluation?); --steps N records another one"
+
+_IRREGULAR = "the steps of the program's optimizers show no repeating sequence; its last steps are recorded"
 
 _NO_PASS = -1
 
@@ -33,7 +37,8 @@ class StepRecorded(BaseException):
 
 
 class Steps:
-    """Counts the steps of the first optimizer that steps, and records number `wanted` (from 1).
+    """Counts steps, and records number `wanted` (from 1). A step is the shortest repeating sequence of steps of the
+    program's optimizers.
 
     The marks of a program (`forerun.mark_step`) take precedence: from the first mark on, optimizers don't count. Where
     none of torch's optimizers steps, a step ends when a forward begins after a backward pass and a change of
@@ -46,9 +51,14 @@ class Steps:
         self.recording: Recording | None = None
         self.only_step: Recording | None = None
         """The first step, for a program that ends with it."""
-        self._first: Any = None
+        self.unlike: Recording | None = None
+        """The last step that is unlike the one before it, for a program that ends with it."""
+        self.updates = 0
+        """How often an optimizer has updated parameters after a backward pass."""
         self._marked = False
-        self._backward_pass = _NO_PASS
+        self._backward_passes: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._optimizers, self._turns = Optimizers(), Turns()
+        self._turns_left = 0
         _follow_optimizers(self._before, self._after, self._outside)
         recorder.update_begins, recorder.update_ends = self._before, self._after
         self._updated = False
@@ -65,7 +75,7 @@ class Steps:
         if not torch.is_grad_enabled():
             return
         self.stages.note(FIRST_FORWARD)
-        if self._first is not None or self._marked:
+        if self.updates or self._marked:
             self.modules.at_forward = None
         elif self._updated:
             self._updated = False
@@ -85,8 +95,9 @@ class Steps:
             recorder.workload.evaluated(module)
 
     def wrote(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Notes that an operation wrote to `tensors`: the program may update its parameters itself."""
-        if self._first is not None or self._updated or not self.modules.backward_seen:
+        """Notes that an operation wrote to `tensors`: the program may update its parameters itself. What a forward
+        pass writes, such as normalized weights, is no update."""
+        if self.updates or self._updated or not self.modules.backward_seen or self.modules.stack:
             return
         if torch._C._current_graph_task_id() == -1:
             storages = {part.untyped_storage()._cdata for t in tensors for part in _parts(t)}
@@ -122,16 +133,39 @@ class Steps:
     def _after(self, optimizer: Any) -> None:
         self.recorder.in_optimizer -= 1
         self._mark(optimizer)
-        if self._first is None:
-            self._first = optimizer
-        if optimizer is self._first and not self._marked and self._follows_backward():
-            self.mark_step()
+        if not self._follows_backward(optimizer):
+            return
+        self.updates += 1
+        if self._turns.stepped(self._optimizers.number_of(optimizer)) and not self._marked:
+            self._turn_ends()
 
-    def _follows_backward(self) -> bool:
-        """Returns whether gradients were computed since the last step, for a program that ever computes any: DeepSpeed
-        lets an optimizer step once for each of its groups."""
-        before, self._backward_pass = self._backward_pass, self.recorder.backward_pass
-        return self._backward_pass != before or self._backward_pass == _NO_PASS
+    def _follows_backward(self, optimizer: Any) -> bool:
+        """Returns whether gradients were computed since the last step of `optimizer`, for a program that ever computes
+        any: DeepSpeed lets an optimizer step once for each of its groups."""
+        before = self._backward_passes.get(optimizer, _NO_PASS)
+        self._backward_passes[optimizer] = self.recorder.backward_pass
+        return self.recorder.backward_pass != before or before == _NO_PASS
+
+    def _turn_ends(self) -> None:
+        """Ends the step to record at the end of a turn, once turns repeat and all optimizers have stepped."""
+        self.done = len(self._turns.all)
+        if self._turns_left:
+            self._turns_left -= 1
+            if not self._turns_left:
+                self._end()
+            return
+        waiting, period = self._optimizers.waiting(), self._turns.period()
+        enough = self.done >= MOST_TURNS
+        if self.done >= self.wanted and (enough or not waiting):
+            if period == 1 or self.wanted == 1 or (enough and not period):
+                self._end(_remarks(waiting, self.wanted > 1 and not period))
+            self._turns_left = period
+        if self.done >= self.wanted and not self._turns_left:
+            self.unlike = self._finish(_remarks(waiting, not period))
+        if self.done == 1:
+            self.only_step = self._finish()
+        if self.done >= self.wanted - 1:
+            self._begin()
 
     def _user_mark(self) -> None:
         if not self._marked:
@@ -141,17 +175,23 @@ class Steps:
     def mark_step(self) -> None:
         """Ends a step."""
         self.done += 1
-        if self.done == self.wanted:
-            self.recording = self._finish()
-        if self.recording is not None:
-            raise StepRecorded
+        if self.done >= self.wanted:
+            self._end()
         if self.done == 1:
             self.only_step = self._finish()
         if self.done == self.wanted - 1:
-            self.modules.forget_sequence()
-            self.recorder.start()
+            self._begin()
 
-    def _finish(self) -> Recording:
+    def _begin(self) -> None:
+        self.modules.forget_sequence()
+        self.recorder.start()
+
+    def _end(self, remarks: Sequence[str] = ()) -> None:
+        if self.recording is None:
+            self.recording = self._finish(remarks)
+        raise StepRecorded
+
+    def _finish(self, remarks: Sequence[str] = ()) -> Recording:
         for root in self.modules.roots:
             for tensor in (*parameters_in(root), *buffers_in(root)):
                 self._category(tensor, Category.PARAMETER)
@@ -170,6 +210,7 @@ class Steps:
         recording = self.recorder.finish(self.modules.paths, meta)
         names, sharded = data_parallel(recording)
         size = distinct_ranks(recording, names)
+        recording.meta["notes"].extend(remarks)
         recording.meta.update(data_parallel=names, sharded=sharded, data_parallel_size=size)
         return recording
 
@@ -200,6 +241,16 @@ class Steps:
         for part in _parts(tensor):
             if part.device.type == "cuda":
                 self.recorder.memory.mark(part.untyped_storage(), category)
+
+
+def _remarks(waiting: Sequence[Any], irregular: bool) -> list[str]:
+    """Returns what a step of several optimizers leaves out."""
+    said = [
+        f"an optimizer ({type(one).__name__} of {sum(len(group['params']) for group in one.param_groups)} tensors) did"
+        " not step yet: its steps are not in the recorded step"
+        for one in waiting
+    ]
+    return [*said, _IRREGULAR] if irregular else said
 
 
 def _parts(tensor: Any) -> list[torch.Tensor]:

@@ -26,9 +26,12 @@ def training(
         sizes = tuple((mesh or {}).values())
         state = build(init_device_mesh(device, sizes, mesh_dim_names=tuple(mesh))) if mesh else build()
         while True:
-            done = world.steps.done
+            before = world.steps.done, world.steps.updates
             step(state)
-            if world.steps.done == done:  # None of torch's optimizers stepped: the call itself is the step.
+            if (
+                world.steps.done,
+                world.steps.updates,
+            ) == before:  # None of torch's optimizers stepped: the call itself is the step.
                 world.steps.mark_step()
 
     return program
