@@ -20,7 +20,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forerun.sources.trace.inside import sparse
+from forerun.sources.trace.inside import nested, sparse
 from forerun.sources.trace.inside.device.device_kernels import OWN_KERNELS
 from forerun.sources.trace.inside.kernels.rules import describe
 from forerun.sources.trace.inside.kernels.shapes import tried_on_cpu
@@ -78,6 +78,7 @@ class VirtualMode(TorchDispatchMode):
         FakeTensorMode.avoid_device_init = property(lambda _: True)  # type: ignore[assignment]
         torch._C._set_only_lift_cpu_tensors(True)
         self.fake = _fakes()
+        nested.install(self.fake)
         self.recorder, self.oracle, self._communication = recorder, oracle, communication
         self._lock = threading.RLock()
 

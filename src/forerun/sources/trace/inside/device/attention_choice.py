@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ import torch
 from torch._C import DispatchKey
 
 from forerun.sources.trace.inside.device.virtual_device import torch_build
+from forerun.sources.trace.inside.unseen import rebind
 
 Choice = Literal["flash", "efficient", "cudnn", "math"]
 Capability = tuple[int, int]
@@ -296,6 +298,19 @@ def attend(
     )[0]
 
 
+def _given(params: Any, capability: Capability) -> _Inputs:
+    """Returns the inputs that a program, or torch itself for nested tensors, asks about."""
+    q, k, v = (_one_token(one) if one.is_nested else one for one in (params.query, params.key, params.value))
+    return _Inputs(q, k, v, params.attn_mask, params.dropout, params.is_causal, params.enable_gqa, capability)
+
+
+def _one_token(nested: Tensor) -> Tensor:
+    """Returns a dense tensor that stands for a nested one, of whose ragged size torch asks nothing here."""
+    batch, heads, head_dim = nested.size(0), nested.size(1), nested.size(-1)
+    size = (batch, heads, 1, head_dim)
+    return torch.empty(size, dtype=nested.dtype, device="meta", requires_grad=nested.requires_grad)
+
+
 _installed: list[Any] = []
 """A library's registrations end when the library is deleted."""
 
@@ -317,6 +332,12 @@ def install(capability: Capability = (9, 0)) -> None:
             return chosen(*args, **kwargs)
         return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
+    def answers(accepts: Callable[[_Inputs], bool]) -> Callable[..., bool]:
+        return lambda params, debug=False: accepts(_given(params, capability))
+
+    cuda: Any = torch.backends.cuda
+    asked = {"flash": _flash_accepts, "efficient": _efficient_accepts, "cudnn": _cudnn_accepts}
+    rebind({id(getattr(cuda, f"can_use_{name}_attention")): answers(accepts) for name, accepts in asked.items()})
     if prefers_cudnn(capability):
         torch._C._set_sdp_priority_order(_CUDNN_FIRST)
     library: Any = torch.library.Library("aten", "IMPL")
