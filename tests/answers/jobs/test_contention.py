@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.answers.jobs.contention import SharedNetwork, fair_rates, paces_together
+from forerun.answers.jobs.contention import SharedNetwork
 from forerun.answers.jobs.description import cluster_of
 from forerun.answers.jobs.job import Job, Progress, Traffic
+from forerun.answers.jobs.long_run import paces_together
 from forerun.answers.jobs.placement import Shape
 from forerun.answers.jobs.policies import POLICIES
 from forerun.answers.jobs.schedule import schedule
@@ -21,6 +22,12 @@ HALVES = (((1.0, ()), (1.0, ((0, 1.0),))),) * 2
 """two such jobs on one link"""
 
 
+def rates_of(routes, capacities):
+    """The rates of jobs that do nothing but communicate, each over all links of a route."""
+    steps = tuple(((1.0, tuple((link, 1.0) for link in route)),) for route in routes)
+    return paces_together(steps, tuple(capacities), shifts=False)
+
+
 @pytest.mark.parametrize(
     ("routes", "capacities", "expected"),
     [
@@ -28,12 +35,10 @@ HALVES = (((1.0, ()), (1.0, ((0, 1.0),))),) * 2
         ([[0]] * 2, [3.0], [1.0, 1.0]),
         ([[0, 1], [0], [1]], [0.5, 0.6], [0.25, 0.25, 0.35]),
         ([[0], [0], [1]], [1.0, 2.0], [0.5, 0.5, 1.0]),
-        ([], [1.0], []),
     ],
 )
 def test_rates_are_max_min_fair(routes, capacities, expected):
-    loads = [dict.fromkeys(route, 1.0) for route in routes]
-    assert fair_rates(loads, capacities) == pytest.approx(expected)
+    assert rates_of(routes, capacities) == pytest.approx(expected)
 
 
 routes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True), min_size=1, max_size=6)
@@ -42,7 +47,7 @@ routes = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=Tru
 @settings(max_examples=80, deadline=None)
 @given(routes, st.lists(st.floats(0.2, 3.0), min_size=4, max_size=4))
 def test_no_rate_can_grow_without_one_that_is_no_larger(flows, capacities):
-    rates = fair_rates([dict.fromkeys(flow, 1.0) for flow in flows], capacities)
+    rates = rates_of(flows, capacities)
     loads = [sum(rate for rate, flow in zip(rates, flows, strict=True) if link in flow) for link in range(4)]
     assert all(load <= room + 1e-9 for load, room in zip(loads, capacities, strict=True))
     for rate, flow in zip(rates, flows, strict=True):
@@ -66,16 +71,54 @@ def test_shifted_phases_take_as_long_as_alone_where_they_fit():
     assert 0.8 < sum(paces) / 2 <= 1 / 1.2 + 0.02
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.floats(0.1, 5.0), st.floats(0.1, 5.0)), min_size=2, max_size=4))
-def test_a_link_never_carries_more_than_it_can(drawn):
-    steps = tuple(((compute_s, ()), (network_s, ((0, 1.0),))) for compute_s, network_s in drawn)
+def test_five_jobs_fit_one_behind_the_other():
+    """Each communicates for a fifth of its step, which is no whole number of the places that shifts try."""
+    seldom = ((4.0, ()), (1.0, ((0, 1.0),)))
+    assert paces_together((seldom,) * 5, (1.0,), shifts=True) == pytest.approx((1.0,) * 5, rel=1e-6)
+
+
+def test_unlike_jobs_go_at_the_pace_of_the_cycle_that_they_fall_into():
+    """Steps of 3 and 2 s, 1 s of each on the link: both communicate from 5 to 7 s, and begin a step at 7 s again."""
+    unlike = (((2.0, ()), (1.0, ((0, 1.0),))), HALVES[0])
+    assert paces_together(unlike, (1.0,), shifts=False) == pytest.approx((6 / 7, 6 / 7), rel=1e-9)
+
+
+def test_two_flows_of_unlike_size_share_a_link_by_the_gpus_that_send():
+    """One job sends from four GPUs of a node and the other from two: each of the six has a sixth of the link."""
+    steps = (((1.0, ((0, 1.0),)),), ((1.0, ((0, 0.5),)),))
+    assert paces_together(steps, (1.0,), shifts=False) == pytest.approx((2 / 3, 2 / 3))
+
+
+computing = st.integers(1, 12)
+communicating = st.integers(1, 12)
+
+
+def walked(drawn, steps=1000):
+    """What jobs on one link do of their steps, second by second of those that change nothing."""
+    left = [float(compute) for compute, _ in drawn]
+    sends = [False] * len(drawn)
+    done, now = [0] * len(drawn), 0.0
+    while now < steps * max(sum(each) for each in drawn):
+        share = 1.0 / max(1, sum(sends))
+        took = min(each / (share if sending else 1.0) for each, sending in zip(left, sends, strict=True))
+        now += took
+        for i, each in enumerate(drawn):
+            left[i] -= took * (share if sends[i] else 1.0)
+            if left[i] < 1e-9:
+                done[i] += each[sends[i]]
+                sends[i] = not sends[i]
+                left[i] += each[sends[i]]
+    return [each / now for each in done]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(computing, communicating), min_size=2, max_size=4))
+def test_paces_are_those_of_a_thousand_steps(drawn):
+    steps = tuple(((float(compute), ()), (float(network), ((0, 1.0),))) for compute, network in drawn)
     paces = paces_together(steps, (1.0,), shifts=False)
-    assert all(0.0 < pace <= 1.0 for pace in paces)
-    used = sum(
-        pace * network_s / (compute_s + network_s) for pace, (compute_s, network_s) in zip(paces, drawn, strict=True)
-    )
-    assert used <= 1.1  # the last step of a job may be under way
+    assert paces == pytest.approx(walked(drawn), rel=0.01)
+    used = sum(pace * network / (compute + network) for pace, (compute, network) in zip(paces, drawn, strict=True))
+    assert used <= 1.0 + 1e-6
 
 
 def ends_of(name: str, network: SharedNetwork) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
 from typing import Protocol
 
 from forerun.answers.jobs.job import Placement, Traffic
@@ -22,20 +21,11 @@ from forerun.answers.jobs.job_traffic import (
     longest_s,
     numbered,
 )
+from forerun.answers.jobs.long_run import paces_together
 from forerun.answers.jobs.nearest import Nearest
 from forerun.answers.jobs.placement import Shape
 from forerun.core.network.network_file import Network
 
-Phase = tuple[float, tuple[tuple[int, float], ...]]
-"""seconds alone, and the load on each link by number; no links: it computes"""
-Steps = tuple[tuple[Phase, ...], ...]
-"""the phases of the step of each job"""
-_STEPS = 20
-"""steps of the slowest job, alone, over which paces are measured"""
-_MOST_PHASES = 4_000
-"""phases of all jobs after which they are measured in any case"""
-_SHIFTS = 24
-"""places in a job's step at which it may begin"""
 _NOTHING = 1e-12
 
 
@@ -173,71 +163,3 @@ def _groups(users: Iterable[Iterable[int]]) -> list[list[int]]:
         joined = set(each).union(*(group for group in groups if not group.isdisjoint(each)))
         groups = [group for group in groups if group.isdisjoint(each)] + [joined]
     return sorted(sorted(group) for group in groups)
-
-
-@lru_cache(maxsize=4096)
-def paces_together(steps: Steps, capacities: tuple[float, ...], shifts: bool) -> tuple[float, ...]:
-    """Returns the pace of each job beside the others, relative to its pace alone.
-
-    Args:
-        steps: the phases of each job's step.
-        capacities: of each link.
-        shifts: choose, one job after the other, the moment at which its step begins, so that jobs slow each other
-            least; otherwise all jobs begin a step at once.
-    """
-    begins = [0.0] * len(steps)
-    if shifts:
-        for i in range(1, len(steps)):
-            period_s = sum(seconds for seconds, _ in steps[i])
-            choices = [period_s * n / _SHIFTS for n in range(_SHIFTS)]
-            begins[i] = max(choices, key=lambda begin: sum(_measured(steps[: i + 1], capacities, [*begins[:i], begin])))
-    return tuple(_measured(steps, capacities, begins))
-
-
-def _measured(steps: Sequence[Sequence[Phase]], capacities: Sequence[float], begins_s: Sequence[float]) -> list[float]:
-    """Runs the phases of all jobs, and returns the time of each job's steps alone over that of its whole steps here."""
-    jobs = range(len(steps))
-    loads = [[dict(links) for _, links in step] for step in steps]
-    alone_s = [sum(seconds for seconds, _ in step) for step in steps]
-    at = [0] * len(steps)
-    left_s = [step[0][0] + begin_s for step, begin_s in zip(steps, begins_s, strict=True)]
-    ends_s: list[list[float]] = [[begin_s] for begin_s in begins_s]
-    until_s, now_s = _STEPS * max(alone_s), 0.0
-    known: dict[tuple[int, ...], list[float]] = {}
-    for _ in range(_MOST_PHASES):
-        if (rates := known.get(tuple(at))) is None:
-            rates = known[tuple(at)] = fair_rates([loads[i][at[i]] for i in jobs], capacities)
-        now_s += (pass_s := min(left_s[i] / rates[i] for i in jobs))
-        for i in jobs:
-            left_s[i] -= pass_s * rates[i]
-            while left_s[i] <= _NOTHING * until_s:
-                at[i] = (at[i] + 1) % len(steps[i])
-                left_s[i] += steps[i][at[i]][0]
-                if not at[i]:
-                    ends_s[i].append(now_s)
-        if now_s >= until_s and min(len(ends) for ends in ends_s) > 1:
-            break
-    return [
-        min(1.0, own_s * (len(ends) - 1) / (ends[-1] - ends[0])) if len(ends) > 1 else 1.0
-        for own_s, ends in zip(alone_s, ends_s, strict=True)
-    ]
-
-
-def fair_rates(loads: Sequence[Mapping[int, float]], capacities: Sequence[float]) -> list[float]:
-    """Returns max-min fair rates, each at most 1 (progressive filling).
-
-    Args:
-        loads: for each flow the room that it takes on links, by number, at rate 1.
-    """
-    rates, growing = [0.0] * len(loads), set(range(len(loads)))
-    left = list(capacities)
-    while growing:
-        using = [sum(loads[i].get(link, 0.0) for i in growing) for link in range(len(left))]
-        more = min((room / used for room, used in zip(left, using, strict=True) if used), default=inf)
-        more = min(more, *(1.0 - rates[i] for i in growing))
-        for i in growing:
-            rates[i] += more
-        left = [room - more * used for room, used in zip(left, using, strict=True)]
-        full = {link for link, room in enumerate(left) if room <= _NOTHING * capacities[link]}
-        growing = {i for i in growing if rates[i] < 1.0 - _NOTHING and full.isdisjoint(loads[i])}
-    return rates
