@@ -44,6 +44,9 @@ def test_the_mean_step_has_its_share_of_outer_steps():
     assert found.exchange_s == pytest.approx(ring, rel=0.06)
     assert found.tokens_per_s * found.mean_step_s == pytest.approx(SETUP.plan.global_batch * 1024)
     assert found.plain_step_s > found.exchange_s
+    near = effect("diloco:every=10,link_gb_s=1")
+    assert found.exchange_s - near.exchange_s == pytest.approx(2 * 3 * 0.01)
+    assert found.plain_step_s > near.plain_step_s
 
 
 def test_rarer_outer_steps_cost_less_down_to_the_inner_step():

@@ -217,10 +217,14 @@ class _Outer:
 
     def exchange_s(self, factor: float = 1.0) -> float:
         """Returns the seconds of the exchange where the link between replicas is `factor` times as fast."""
-        cluster = self.joined.cluster.with_outermost_link(factor)
+        cluster, far_s = self.joined.cluster.with_outermost_link(factor), 0.0
+        if self.steps.link_gb_s is not None:  # NCCL's protocols count a link's latency by the delays of a NIC
+            *inside, link = cluster.links
+            cluster = replace(cluster, links=(*inside, replace(link, latency_s=0.0)))
+            far_s = self.steps.link_ms * 1e-3
         group = CommGroup.on_mesh("dp_replicate", self.joined.plan.dp_replicate, self.inner.n_gpus, cluster.node_size)
         wires = wires_of(cluster, self.joined.n_gpus)
-        time_s = outer_exchange_s(self.elements, self.element_bytes, self.steps.wire, group, wires)
+        time_s = outer_exchange_s(self.elements, self.element_bytes, self.steps.wire, group, wires, far_s)
         return time_s / cluster.rates.network
 
     def kernels_s(self) -> float:
