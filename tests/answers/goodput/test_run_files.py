@@ -104,6 +104,13 @@ def test_a_plan_tells_the_step_and_what_a_checkpoint_costs():
     assert both[1].step_s > 2 * both[0].step_s
 
 
+def planned(**fields):
+    return {
+        "step": None,
+        "plan": {"model": "llama-3.1-8b", "cluster": "h100-sxm", "fields": {"seq_len": 8192, **fields}},
+    }
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -136,6 +143,8 @@ def test_a_plan_tells_the_step_and_what_a_checkpoint_costs():
         ({"schedule": [{"share": 1, "seq_len": 9}]}, "needs a plan"),
         ({"elastic": {"replicas": 4, "least_replicas": 5, "resize_s": 1}}, "least_replicas 5 is more than replicas 4"),
         ({"elastic": {"replicas": 4, "resize_s": 1, "step_factors": [1.0]}}, "needs 4 values, got 1"),
+        (planned(seq_length=8), "run.yaml: unknown plan field 'seq_length'; did you mean seq_len"),
+        (planned(tp="two"), "run.yaml: plan: tp must be a whole number of at least 1, got 'two'"),
     ],
 )
 def test_mistakes_are_one_line(change, words):

@@ -178,3 +178,9 @@ def test_a_file_says_the_network_and_the_steps():
         cluster_of({"nodes": 2, "jobs": [{"name": "a", "gpus": 9, "duration_s": 60, "network_share": 0.25}]}, "x")
     with pytest.raises(ForerunError, match="network: this needs to know the nodes of each job"):
         schedule(request.jobs, request.shape, "fifo", "count", request.terms)
+
+
+def test_what_is_wrong_in_a_plan_names_the_job():
+    plan = {"model": "llama-3.1-8b", "cluster": "h100-sxm", "steps": 5, "fields": {"seq_len": 8, "sequence": 9}}
+    with pytest.raises(ForerunError, match=r"^x: job a: unknown plan field 'sequence'"):
+        cluster_of({"nodes": 2, "jobs": [{"name": "a", "gpus": 8, "plan": plan}]}, "x")

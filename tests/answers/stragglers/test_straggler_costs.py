@@ -183,6 +183,11 @@ def test_what_is_wrong_in_a_trace_is_one_line(spoil, words, tmp_path):
     assert words in str(error.value)
 
 
+def test_a_file_that_is_not_there_is_not_called_bad_parquet(tmp_path, capsys):
+    assert run(["stragglers", str(tmp_path / "no.parquet")]) == 2
+    assert "no.parquet: can't be read: there is no such file; check the path" in capsys.readouterr().err
+
+
 def test_the_command_writes_figures_steps_and_a_page(tmp_path, capsys):
     path = write(tmp_path / "t.parquet", list(rows(2.0)))
     table, page = tmp_path / "steps.csv", tmp_path / "page.html"

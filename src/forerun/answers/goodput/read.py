@@ -163,7 +163,8 @@ class _Reader:
             batch = phase.global_batch
         storage = self._storage(entry.checkpoint)
         how = (entry.checkpoint.mode, storage, entry.plan.compress_gradients, entry.plan.outer_steps)
-        found = PlannedStep.of(entry.plan.model, fields, self.cluster, entry.gpus, batch, *how)
+        with at(self.place):
+            found = PlannedStep.of(entry.plan.model, fields, self.cluster, entry.gpus, batch, *how)
         if not found.fits:
             self.notes.append(f"The plan needs {found.prediction.peak_reserved_gib:.1f} GiB and doesn't fit in memory.")
         return _Known(found.step_s, found.tokens, found)

@@ -224,8 +224,9 @@ def _job(entry: JobEntry, place: str) -> Job:
         traffic = Traffic((1.0 - share) * step_s, share * step_s) if share else None
     else:
         planned = PlannedSteps(entry.plan)
-        duration_s = entry.plan.steps * planned.predicted(entry.gpus, entry.plan.global_batch).step_time_s
-        traffic = planned.traffic(entry.gpus, entry.plan.global_batch)
+        with at(f"{place}: job {entry.name}"):
+            duration_s = entry.plan.steps * planned.predicted(entry.gpus, entry.plan.global_batch).step_time_s
+            traffic = planned.traffic(entry.gpus, entry.plan.global_batch)
         if entry.elastic is not None:
             scaling = planned.scaling(entry.elastic, entry.gpus, f"{place}: job {entry.name}: elastic")
     return Job(entry.name, entry.gpus, entry.submit_s, duration_s, entry.group, entry.priority, traffic, scaling)

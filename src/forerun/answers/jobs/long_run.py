@@ -103,8 +103,8 @@ def _begins(lengths: Sequence[int]) -> I64:
 
 def _paces(phases: _Phases, begins_s: Sequence[float], steps: int) -> list[float]:
     most = min(_MOST_PHASES, max(len(phases.seconds), _MOST_LOADS // (1 + len(phases.load)))) * steps // _STEPS
-    found: F64 = _measured(phases, np.array(begins_s), steps, most)
-    return found.tolist()
+    found: list[float] = _measured(phases, np.array(begins_s), steps, most).tolist()
+    return found
 
 
 @njit

@@ -149,6 +149,8 @@ def _columns(path: Path) -> dict[str, npt.NDArray[np.generic]]:
     import pyarrow
     import pyarrow.parquet
 
+    if not path.exists():
+        raise ForerunError(f"{path}: can't be read: there is no such file; check the path")
     try:
         table = pyarrow.parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields as fields_of
 from typing import Any
 
-from forerun.common.errors import ForerunError, ImpossiblePlan
+from forerun.common.errors import ForerunError, ImpossiblePlan, UnknownName
 from forerun.describe.plan.plan import Plan
 from forerun.describe.stacks.catalog import load_stack
 
 REST = -1
+_FIELDS = {field.name for field in fields_of(Plan) if field.init}
 _BATCH = ("micro_batch", "n_microbatches")
 LAYERED = {"seq_len": 1, "stack": "pytorch-vision"}
 """default fields of the plan of a model given layer by layer, which takes samples in place of tokens"""
@@ -23,9 +25,12 @@ def complete_plan(values: Mapping[str, Any], n_gpus: int | None = None, global_b
 
     Raises:
         ImpossiblePlan: the degrees do not multiply to the GPUs, or the batch does not split.
+        UnknownName: plans have no such field.
         ForerunError: seq_len is missing, or a field has a value out of its range.
     """
     fields = dict(values)
+    for name in fields.keys() - _FIELDS:
+        raise UnknownName("plan field", name, sorted(_FIELDS))
     for name, number in (("gpus", n_gpus), ("global_batch", global_batch)):
         if number is not None and number < 1:
             raise ForerunError(f"{name} must be at least 1, got {number}")
