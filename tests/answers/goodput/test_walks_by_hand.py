@@ -113,6 +113,16 @@ def test_a_failure_at_the_start_or_in_the_second_of_a_recoverys_end(met):
     assert [event.start_s for event in both.events] == [5.0, 49.0]
 
 
+def test_a_failure_before_the_first_step_takes_the_start_again(met):
+    """The start takes 100 + 17 s; the failure at 60 s lets it begin again, and that at 300 s asks for a restart alone."""
+    slow = replace(PLAIN, recovery=Recovery(3, 50, 11, 13, 17, 100))
+    assert met(slow, (60.0, NODE, 0.9)).spent_s == {Spent.START: 60.0, Spent.DETECT: 3.0, Spent.RESTART: 117.0}
+    twice = met(slow, (60.0, NODE, 0.9), (300.0, NODE, 0.9))
+    assert twice.spent_s[Spent.RESTART] == 117.0 + 41.0
+    again = met(slow, (60.0, NODE, 0.9), (100.0, NODE, 0.9))
+    assert again.spent_s[Spent.RESTART] == (100.0 - 63.0) + 117.0
+
+
 def test_silent_corruption_leaves_what_began_before_it(met):
     """At 700 s corruption shows that is 277 s old: the save that began at 424 s has it, that of 219 s has not.
 

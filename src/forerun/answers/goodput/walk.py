@@ -51,6 +51,8 @@ class _Walk:
         self.pool = Pool(request)
         self.stopped = True
         """whether the whole run has stopped, so that it has to start again even if replicas could go on alone"""
+        self.started = False
+        """whether the run has trained at all; until then a failure lets the whole start begin again"""
         self.saves = [Saves() for _ in request.levels]
         self.busy_until_s = [0.0] * len(request.levels)
         self.cycles = list(accumulate((level.every for level in request.levels), mul))
@@ -66,7 +68,7 @@ class _Walk:
         recovery = self.request.recovery
         if not self._spend(Spent.START, recovery.start_s + recovery.warmup_s):
             self._recover()
-        self.stopped = False
+        self.stopped, self.started = False, True
         while self.step < self.phase_ends[-1] and self.now_s < self.wall_s:
             self._change()
             self._train(min(self._failure_s, self.wall_s, self.maintenance_s, self._change_s))
@@ -251,7 +253,8 @@ class _Walk:
         detect_s = recovery.hang_detect_s if failure.luck < kind.hang_share else recovery.crash_detect_s
         detected_s = self.now_s + detect_s
         replace_s = self.pool.replace_s(kind, detected_s)
-        back_s = detected_s + replace_s + recovery.restart_s + recovery.communicators_s
+        restart_s = recovery.restart_s + recovery.communicators_s
+        back_s = detected_s + replace_s + restart_s
         if not self.stopped and failure.since_s == failure.at_s and self.pool.lose_replica(back_s):
             stages = [(Spent.DETECT, detect_s), (Spent.RESIZE, self._resize_s)]
             if self.request.elastic is not None and self.request.elastic.shards:
@@ -262,7 +265,7 @@ class _Walk:
         return [
             (Spent.DETECT, detect_s),
             (Spent.REPLACE, max(0.0, self.pool.stop(detected_s + replace_s) - detected_s)),
-            (Spent.RESTART, recovery.restart_s + recovery.communicators_s),
+            (Spent.RESTART, restart_s if self.started else max(restart_s, recovery.start_s)),
             (Spent.RESTORE, self._roll_back(failure)),
             (Spent.RESTART, recovery.warmup_s),
         ]
