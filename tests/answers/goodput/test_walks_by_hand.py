@@ -114,7 +114,7 @@ def test_a_failure_at_the_start_or_in_the_second_of_a_recoverys_end(met):
 
 
 def test_a_failure_before_the_first_step_takes_the_start_again(met):
-    """The start takes 100 + 17 s; the failure at 60 s lets it begin again, and that at 300 s asks for a restart alone."""
+    """The start takes 100 + 17 s; a failure at 60 s lets it begin again, one at 300 s asks for a restart."""
     slow = replace(PLAIN, recovery=Recovery(3, 50, 11, 13, 17, 100))
     assert met(slow, (60.0, NODE, 0.9)).spent_s == {Spent.START: 60.0, Spent.DETECT: 3.0, Spent.RESTART: 117.0}
     twice = met(slow, (60.0, NODE, 0.9), (300.0, NODE, 0.9))

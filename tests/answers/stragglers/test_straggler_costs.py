@@ -18,6 +18,8 @@ from forerun.answers.stragglers.replay import Replay
 from forerun.answers.stragglers.study import straggler_costs
 from forerun.common.errors import ForerunError
 from forerun.interfaces.cli.main import run
+from forerun.interfaces.report.page import Plot
+from forerun.interfaces.report.straggler_costs import costs_document
 
 GOLDEN = Path(__file__).parents[4] / "shared" / "golden_straggler"
 TRACES = sorted(GOLDEN.glob("trace-*.parquet")) if GOLDEN.is_dir() else []
@@ -186,6 +188,20 @@ def test_what_is_wrong_in_a_trace_is_one_line(spoil, words, tmp_path):
 def test_a_file_that_is_not_there_is_not_called_bad_parquet(tmp_path, capsys):
     assert run(["stragglers", str(tmp_path / "no.parquet")]) == 2
     assert "no.parquet: can't be read: there is no such file; check the path" in capsys.readouterr().err
+
+
+def test_the_page_has_a_cell_for_each_stage_and_replica_of_which_the_slowest_is_the_darkest(tmp_path):
+    costs = straggler_costs(read_steps(write(tmp_path / "t.parquet", list(rows(2.0, replicas=20)))))
+    _, shown, _ = (part for part in costs_document(costs).parts if isinstance(part, Plot))
+    (cells,) = shown.data
+    assert sorted(zip(cells["x"], cells["base"], strict=True)) == [(x, y) for x in range(20) for y in range(2)]
+    colours = dict(zip(cells["customdata"], cells["marker"]["color"], strict=True))
+    slow = [words for words in colours if "replica 19" in words]
+    assert {colours[words] for words in slow}.isdisjoint(colours[words] for words in colours if words not in slow)
+    assert min(colours.values()) in {colours[words] for words in slow}
+    named = dict(zip(shown.layout["yaxis"]["ticktext"], shown.layout["yaxis"]["tickvals"], strict=True))
+    assert named == {"0": 1.5, "1": 0.5}, "stage 0 stands above"
+    assert shown.layout["xaxis"]["tickvals"] == list(range(0, 20, 2))
 
 
 def test_the_command_writes_figures_steps_and_a_page(tmp_path, capsys):

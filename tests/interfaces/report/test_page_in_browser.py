@@ -17,7 +17,7 @@ import results_by_hand as by_hand
 from documents_by_hand import documents
 
 from forerun.interfaces.report.page import Document, Plot, page
-from forerun.interfaces.report.plots import axis, layout, stacked_areas
+from forerun.interfaces.report.plots import axis, labelled_bars, layout, stacked_areas
 from forerun.interfaces.report.style import BLUE, VERMILLION, Look
 
 BROWSER = shutil.which(os.environ.get("FORERUN_BROWSER", "chromium"))
@@ -148,3 +148,22 @@ def test_areas_of_a_page_stand_on_each_other_where_places_repeat(tmp_path: Path)
     (top_of_one, bottom), (top, bottom_of_two) = heights
     assert bottom_of_two == top_of_one
     assert bottom - top_of_one == pytest.approx(bottom_of_two - top, abs=0.02)
+
+
+def test_labels_that_are_too_wide_for_a_telephone_take_another_line(tmp_path: Path) -> None:
+    bars = [
+        ("until failures are detected and nodes back", "0.6%", 1.0),
+        ("restarting-and-warming-up-and-loading-again", "3%", 2.0),
+        ("a" * 150, "1%", 3.0),
+    ]
+    (tmp_path / "bars.html").write_bytes(page(Document("bars", "", (labelled_bars(bars, "x", "three bars"),))))
+    for width, whole in ((360, False), (1600, True)):
+        text = browse(
+            tmp_path, f"file://{tmp_path}/bars.html", "--virtual-time-budget=20000", f"--window-size={width},900"
+        )
+        lines = re.findall(r"<tspan[^>]*>([^<]*)</tspan>", text)
+        assert ("until failures are detected and nodes back" in lines) is whole
+        joined = "".join(line if line.endswith("-") else f"{line} " for line in lines)
+        assert "until failures are detected and nodes back 0.6%" in joined
+        assert "restarting-and-warming-up-and-loading-again 3%" in joined
+        assert any(line.startswith("aaaa") and line.endswith("…") for line in lines)

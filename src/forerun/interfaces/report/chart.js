@@ -40,6 +40,17 @@ var Chart = (function () {
       return line + "…";
     }).join("\n");
   }
+  // Breaks lines that are too wide behind a space or a hyphen, while the label has at most so many lines.
+  function broken(text, size, most, lines) {
+    var out = plain(text).split("\n");
+    for (var i = 0; i < out.length && out.length < lines; i += 1) {
+      var line = out[i], at = line.length;
+      if (widthOf(line, size) <= most) { continue; }
+      while (at > 0 && !(/[ -]/.test(line[at - 1]) && widthOf(line.slice(0, at).trim(), size) <= most)) { at -= 1; }
+      if (at > 0) { out.splice(i, 1, line.slice(0, at).trim(), line.slice(at)); }
+    }
+    return out.join("\n");
+  }
   function number(value, digits) {
     if (typeof value !== "number") { return plain(value); }
     if (digits === undefined) { return value.toLocaleString("en", { maximumSignificantDigits: 6 }); }
@@ -196,7 +207,8 @@ var Chart = (function () {
     });
     var above = Infinity;
     yTicks.sort(function (a, b) { return py(b[0]) - py(a[0]); }).forEach(function (tick) {
-      var y = py(tick[0]), label = short(tick[1], size - 1, most), lines = label.split("\n").length;
+      var y = py(tick[0]), room = Y.names.length ? (bottom - top) / Y.names.length / (1.15 * (size - 1)) : 1;
+      var label = short(broken(tick[1], size - 1, most, Math.floor(room)), size - 1, most), lines = label.split("\n").length;
       if (Y.said.showgrid !== false && !Y.names.length) { put(svg, "path", { d: "M" + left + "," + y + " H" + right, stroke: GRID }); }
       if (y + lines * size / 2 > above) { return; }
       above = y - lines * size / 2;

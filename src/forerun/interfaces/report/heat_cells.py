@@ -53,7 +53,7 @@ def heat_cells(shown: HeatMap) -> list[Cell]:
     for row, column in np.argwhere(shown.known != Known.NOTHING).tolist():
         known, value = Known(int(shown.known[row, column])), float(shown.value[row, column])
         share = min(1.0, float(np.log(value / least) / np.log(_FAR))) if least > 0 else 0.0
-        colour = _NO_ROOM if known == Known.TOO_LARGE else _shade(share)
+        colour = _NO_ROOM if known == Known.TOO_LARGE else shade(share)
         what = f"{shown.x} {shown.x_values[column]}, {shown.y} {shown.y_values[row]}"
         simulated = float(shown.simulated[row, column])
         winner = known == Known.BEST and value == best
@@ -121,7 +121,7 @@ def _word(objective: str) -> str:
     return "Least memory" if objective == "memory" else "Least step time"
 
 
-def _shade(share: float) -> str:
-    """Returns the hexadecimal colour of a value between the best (0) and the worst (1)."""
+def shade(share: float) -> str:
+    """Returns the hexadecimal colour of a share between the darkest (0) and the lightest (1)."""
     mixed = (round(dark + share * (light - dark)) for dark, light in zip(_DARK, _LIGHT, strict=True))
     return "#" + "".join(f"{part:02X}" for part in mixed)

@@ -67,6 +67,10 @@ class Table:
     most: int = MOST_ROWS
 
 
+_DRAWN = ("bar", "scatter")
+"""kinds of traces that chart.js draws"""
+
+
 @dataclass(frozen=True, slots=True)
 class Plot:
     """A figure in the schema of plotly.js. chart.js draws the parts of the schema that Forerun uses.
@@ -78,6 +82,10 @@ class Plot:
     layout: dict[str, Any]
     about: str
     height_px: int = 380
+
+    def __post_init__(self) -> None:
+        """Refuses what chart.js would draw as a line."""
+        assert all(trace["type"] in _DRAWN for trace in self.data), "chart.js draws bars and lines"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from forerun.interfaces.report.console import make_table, print_title
 from forerun.interfaces.report.figures import percent, seconds
+from forerun.interfaces.report.heat_cells import shade
 from forerun.interfaces.report.page import Document, Figures, Heading, Listing, Part, Plot, Table
 from forerun.interfaces.report.page_sections import reproduce_section
 from forerun.interfaces.report.plots import axis, labelled_bars, layout, rounded
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 TIME_COLUMNS = ("mean step", "time", "")
 _FEW = 10
 """stages, replicas and ranks that the tables list"""
+_MOST_TICKS = 16
+"""stages or replicas that an axis names"""
+_CELL_PX, _LEAST_PX = 28, 160
+"""height of the row of a stage, and the least of all rows"""
 
 
 def heading(costs: StragglerCosts) -> str:
@@ -169,23 +174,42 @@ def _operations(costs: StragglerCosts) -> Plot:
 
 
 def _ranks(costs: StragglerCosts) -> Plot:
+    """Returns a cell for each stage and replica; the darker, the slower. Cells are bars, as those of a search."""
     ranks = costs.recorded.ranks
     values = np.vectorize(costs.by_rank.__getitem__)(ranks)
+    stages, replicas = ranks.shape
+    low, high = float(values.min()), float(values.max())
+    cells = [(stage, replica, float(values[stage, replica])) for stage, replica in np.ndindex(ranks.shape)]
+    said = [
+        f"rank {ranks[stage, replica]}, stage {stage}, replica {replica}: {value:.3f}"
+        for stage, replica, value in cells
+    ]
     data = [
         {
-            "type": "heatmap",
-            "x": [f"replica {i}" for i in range(costs.recorded.replicas)],
-            "y": [f"stage {i}" for i in range(costs.recorded.stages)],
-            "z": [rounded(row) for row in values.tolist()],
-            "customdata": ranks.tolist(),
-            "colorscale": "Viridis",
-            "colorbar": {"title": {"text": "slowdown"}},
-            "hovertemplate": "rank %{customdata}, %{y}, %{x}: %{z:.3f}<extra></extra>",
+            "type": "bar",
+            "x": [replica for _, replica, _ in cells],
+            "base": [stages - 1 - stage for stage, *_ in cells],
+            "y": [1] * len(cells),
+            "text": [f"{value:.2f}" for *_, value in cells],
+            "customdata": said,
+            "hovertemplate": "%{customdata}<extra></extra>",
+            "marker": {"color": [shade((high - value) / (high - low) if high > low else 1.0) for *_, value in cells]},
         }
     ]
+    more = {"fixedrange": True, "showgrid": False, "type": "linear"}
+    x = axis("replica", tickvals=_ticks(replicas), ticktext=[str(i) for i in _ticks(replicas)], **more)
+    places = [stages - i - 0.5 for i in _ticks(stages)]
+    y = axis("stage", tickvals=places, ticktext=[str(i) for i in _ticks(stages)], **more)
+    ranges = {"xaxis": x | {"range": [-0.5, replicas - 0.5]}, "yaxis": y | {"range": [0, stages]}}
     worst, slowdown = next(iter(costs.by_rank.items()))
     about = f"Slowdown by stage and replica; the largest is {slowdown:.3f} of rank {worst}"
-    return Plot(data, layout(axis(""), axis("", autorange="reversed"), showlegend=False), about)
+    look = layout(x, y, barmode="overlay", bargap=0.0, showlegend=False, hovermode="closest") | ranges
+    return Plot(data, look, about, 110 + max(_CELL_PX, _LEAST_PX // stages) * min(stages, _MOST_TICKS))
+
+
+def _ticks(number: int) -> list[int]:
+    """Returns the stages or replicas that an axis names."""
+    return list(range(0, number, -(-number // _MOST_TICKS)))
 
 
 def _steps(costs: StragglerCosts) -> Plot:
