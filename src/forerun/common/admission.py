@@ -197,7 +197,8 @@ def _named(way: _Path) -> str:
     while way:
         way, key = way
         keys.append(f"{key!s:.40}")
-    keys = [key.encode("ascii", "backslashreplace").decode() for key in keys[:-1]]  # all lies in a list of one
+    inner = keys[:-1]  # the outermost list holds everything, so its index says nothing
+    keys = [key.encode("ascii", "backslashreplace").decode() for key in inner]
     return ".".join(reversed(keys[:8])) or "the file"
 
 

@@ -49,13 +49,13 @@ def other_reading(request: Request) -> OtherReading | None:
     try:
         other = changed(request, {f"hardware.{_KEY}": f"{given} GB/s"})
     except ForerunError:
-        return None  # beyond what a bandwidth may be
+        return None  # no link has such a bandwidth
     own_s, other_s = _step_s(request), _step_s(other)
     return None if own_s == other_s else OtherReading(float(given), own_s, other_s)
 
 
 def _step_s(request: Request) -> float:
-    setup = replace(request.setup, replays=False)  # which concerns memory alone
+    setup = replace(request.setup, replays=False)  # a replay of the allocator changes no time
     return simulate_setup(setup, folded=True).prediction.step_time_s
 
 

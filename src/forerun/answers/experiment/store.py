@@ -42,7 +42,7 @@ class Store(Generic[Point]):
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for left in self.folder.glob(TEMPORARY):  # of a study that was killed while it wrote
+            for left in self.folder.glob(TEMPORARY):  # a study that was killed while it wrote left it
                 left.unlink()
         except OSError as error:
             raise ForerunError(f"{self.folder}: can't be written: {error.strerror or error}") from None

@@ -161,7 +161,7 @@ class PlannedStep:
         plan = self.setup.plan
         if self.replicas != replicas or replicas > _MOST_REPLICAS:
             return ()
-        if self.outer is not None:  # each replica trains at its own pace, on the shares of the others too
+        if self.outer is not None:  # replicas are independent, so the others take over the share of one that fails
             return tuple(replicas / fewer for fewer in range(1, replicas + 1))
         found = []
         for fewer in range(1, replicas):

@@ -153,7 +153,7 @@ class _Reader:
         own = entry.step if phase is None else phase.step
         if own is not None:
             return _Known(own.seconds, own.tokens)
-        if entry.plan is None:  # a phase, as the run itself has a step
+        if entry.plan is None:  # only a phase can lack a step here
             raise self._wrong("schedule: a phase with seq_len or global_batch needs a plan; give its step instead")
         assert self.cluster is not None
         fields, batch = dict(entry.plan.fields), entry.plan.global_batch

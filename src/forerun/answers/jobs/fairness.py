@@ -23,7 +23,7 @@ def finish_time_ratios(jobs: Sequence[Scheduled], gpus: int) -> Vector:
     ended = np.array([job.end_s for job in jobs])
     came_s = _since(submitted, ended) - _since(submitted, submitted)
     gone_s = _since(ended, ended) - _since(ended, submitted)
-    least_s = np.spacing(ended)  # a short job late in a run ends at the moment at which it came
+    least_s = np.spacing(ended)  # in floats a short job late in a run ends when it comes
     contending = (came_s - gone_s) / np.maximum(ended - submitted, least_s)
     asked = np.array([float(job.job.gpus) for job in jobs])
     alone_s = np.array([job.job.duration_s for job in jobs]) * np.maximum(1.0, asked * contending / gpus)

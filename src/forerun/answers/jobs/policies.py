@@ -191,7 +191,7 @@ class EasyBackfill(Queue):
         reserved_s, spare = _reservation(head, view)
         refused = {head.gpus}
         for job in waiting:
-            if job.gpus in refused:  # where one finds no place, no other of its size does
+            if job.gpus in refused:  # if one job finds no place, no job of the same size finds one
                 continue
             if not view.free:
                 return

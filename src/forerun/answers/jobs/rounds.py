@@ -221,7 +221,7 @@ class _Rounds:
         if not self.policy.knows_rates:
             self.random.shuffle(kinds)
         while self.nodes.next_failure(self.now_s) is not None:
-            pass  # of nodes that no job was on
+            pass  # these failures hit nodes without jobs
         taken: set[int] = set()
         chosen: list[_Turn] = []
         for kind in kinds:

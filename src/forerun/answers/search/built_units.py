@@ -167,7 +167,7 @@ class BuiltUnits:
                 rise[kind] = rises[own.passes[kind, 1]] + returned
                 weights[kind] = unit.weights
                 dense[kind], experts[kind] = unit.weights.dense, unit.weights.expert
-            tied = 0 if own.key.plan.lora_rank else kernels.tied_elements  # adapters leave it frozen
+            tied = 0 if own.key.plan.lora_rank else kernels.tied_elements  # with adapters the tied table is frozen
             yield UnitSizes(kept, rise, dense, experts, tuple(weights), tied, kernels.border_bytes)
 
     def times(self, machine: Machine, inside: Sequence[Groups]) -> list[UnitTimes]:

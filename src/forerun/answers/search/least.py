@@ -121,7 +121,7 @@ class LeastTimes:
 def _built(plan: Plan) -> tuple[Plan, ...]:
     """Returns the plans whose units are built for `plan`: itself, or those of smaller micro batches."""
     plan = replace(plan, dispatcher="auto", expert_overlap=False, **_UNSPLIT)  # type: ignore[arg-type]
-    if plan.micro_batch <= _BUILT[-1] or plan.activation_offload:  # its shares are of whole tensors
+    if plan.micro_batch <= _BUILT[-1] or plan.activation_offload:  # whole tensors are offloaded
         return (plan,)
     return tuple(replace(plan, micro_batch=n) for n in _BUILT)
 

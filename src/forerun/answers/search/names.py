@@ -61,7 +61,7 @@ def without_other_names(model: ModelSpec, table: SpaceTable) -> tuple[SpaceTable
         place = np.minimum(np.searchsorted(known, keys[part]), len(known) - 1)
         found = np.flatnonzero((known[place] == keys[part]) & ~renamed[part])
         stands[place[found]] = found + first
-    alone = stands[number] < 0  # no row is in this form: its first row represents it
+    alone = stands[number] < 0  # if no row has this form, the first of its rows stands for it
     form, row = np.unique(number[alone], return_index=True)
     stands[form] = others[alone][row]
     gone = others[stands[number] != others]

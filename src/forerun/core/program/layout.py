@@ -28,7 +28,7 @@ def laid_out(program: Program, node_size: int) -> Program:
 
 
 def _by_spacing(group: CommGroup, node_size: int) -> CommGroup:
-    if group.borders:  # two ends of a border: where some share a node, only whoever made the group knows which
+    if group.borders:  # where ends of a border share a node, only the maker of the group knows which ones
         if group.inner >= node_size:
             return replace(group, nodes=2, ranks_per_node=1)
         return replace(group, nodes=1, ranks_per_node=2) if group.inner * (group.borders + 1) <= node_size else group

@@ -182,7 +182,7 @@ def _stage(folder: Path) -> Iterator[Path]:
     """Yields a temporary empty folder inside `folder`. An OSError while it is in use becomes a ForerunError."""
     is_new = not folder.exists()
     make_folder(folder)
-    for left in folder.glob(TEMPORARY):  # of an export that was killed
+    for left in folder.glob(TEMPORARY):  # an export that was killed left it
         shutil.rmtree(left, ignore_errors=True)
     try:
         stage = Path(tempfile.mkdtemp(prefix=".forerun-", suffix=".tmp", dir=folder))
@@ -197,7 +197,7 @@ def _stage(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(stage, ignore_errors=True)
         if is_new:
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # the folder is not empty
                 folder.rmdir()
 
 

@@ -168,7 +168,7 @@ def _figures(request: Request, setup: Setup, prediction: Prediction) -> Figures:
     step_s, samples = prediction.step_time_s, setup.samples_per_step
     prices = request.prices
     if setup.cluster.device.name != request.setup.cluster.device.name:
-        prices = replace(prices, dollars_per_gpu_hour=None)  # is what the run's own GPUs cost
+        prices = replace(prices, dollars_per_gpu_hour=None)  # the price is that of the run's own GPUs
     bill = bill_of(replace(request, setup=setup, prices=prices), step_s, samples, None)
     return Figures(
         step_time_s=step_s,
@@ -248,7 +248,7 @@ def _together(desk: _Desk, useful: list[_Trial]) -> Advice | None:
         return None
     keeping.sort(key=lambda trial: (trial.after.tight, -trial.after.samples_per_s))
     chosen, now = [keeping[0].candidate], keeping[0].after
-    # where the run does not fit, what does not make it fit by itself may still speed up what does
+    # in a run that does not fit, a change that doesn't make it fit alone may still speed up one that does
     others = keeping[1:] if desk.before.fits else [trial for trial in desk.trials if trial is not keeping[0]]
     others = [t for t in others if t.candidate.kind != DEVICE and t.after.samples_per_step == same]
     others.sort(key=lambda trial: -trial.after.samples_per_s)

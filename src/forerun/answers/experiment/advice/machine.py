@@ -34,7 +34,7 @@ def patterns(request: Request) -> Iterator[Candidate]:
     """Returns other patterns of exchanging gradients, if a pattern decides it now."""
     own = request.setup.pattern
     if isinstance(own, GradientCompression):
-        return  # a key of its own decides it
+        return  # the experiment already states how gradients are compressed
     if request.setup.plan.dp == 1 or not has_all_reduce(request.setup.plan) or (own is not None and own.everything):
         return
     for name in PATTERNS:
