@@ -134,3 +134,27 @@ def test_every_kernel_has_rates_that_a_kernel_can_have():
 def test_an_unknown_kernel_is_an_error_that_lists_the_known_ones():
     with pytest.raises(UnknownName, match=r"unknown attention kernel 'flash9'.*flash2.*naive"):
         attention_rates(load_device("h100"), "flash9", 128)
+
+
+@pytest.mark.parametrize(("device", "peak_tflops"), [("a100", 156 / 3), ("h100", 494.5 / 3)])
+def test_the_memory_efficient_kernel_multiplies_fp32_by_three_products_in_tf32(device, peak_tflops):
+    """On an RTX 5060 Ti a profile of torch's kernel counts three operations in tf32 for each in fp32."""
+    of = load_device(device)
+    assert of.peak("tf32") == pytest.approx(3e12 * peak_tflops, rel=1e-3)
+    for dtype in ("fp32", "tf32"):
+        assert attention_rates(of, "efficient", 64, dtype=dtype).peak_flops_per_s == pytest.approx(
+            peak_tflops * 1e12, rel=1e-3
+        )
+    assert attention_rates(of, "triton", 64, dtype="fp32").peak_flops_per_s == of.peak("fp32")
+
+
+def test_short_sequences_in_fp32_pay_for_their_softmax_as_in_bf16():
+    """A query of 16 keys takes some times as long as in bf16, and not by the rate of products in fp32 longer."""
+    device = load_device("a100")
+    shape = Attention(*(np.array([n]) for n in (2048, 2, 2, 16, 16, 8, 1, 0, 8)))
+    wide, narrow = (attention_rates(device, "efficient", 8, dtype=dtype) for dtype in ("fp32", "bf16"))
+    slower = narrow.flops_per_s / wide.flops_per_s
+    assert wide.extra_keys / wide.flops_per_s == pytest.approx(
+        narrow.extra_keys / narrow.flops_per_s + 32 / wide.flops_per_s
+    )
+    assert attention_s(shape, wide)[0] < 0.6 * slower * attention_s(shape, narrow)[0]

@@ -27,7 +27,7 @@ from forerun.core.cost.profile import AttentionEntry, Profile, load_profile
 from forerun.core.program.kinds import ATTENTION_BACKWARD_FLOPS, Attention
 from forerun.core.program.types import F64, I64
 from forerun.describe.cluster.types import Device
-from forerun.describe.kernels.attention import fused_kernel
+from forerun.describe.kernels.attention import AttentionKernel, fused_kernel
 
 FOUR_BYTES = ("fp32", "tf32")
 
@@ -82,13 +82,21 @@ def _at(table: dict[int, AttentionEntry], head_dim: float) -> AttentionEntry:
     )
 
 
+def four_byte_peak(device: Device, kernel: AttentionKernel, dtype: str) -> float:
+    """Returns the peak of the unit on which `kernel` multiplies elements of 4 bytes, in FLOP/s."""
+    if kernel.tf32_products and "tf32" in device.peak_flops:
+        return device.peak("tf32") / kernel.tf32_products
+    return device.peak(dtype if dtype in device.peak_flops else "fp32")  # libraries run fp32 where there is no tf32
+
+
 @lru_cache(maxsize=1024)
 def attention_rates(
     device: Device, kernel: str, head_dim: int, profile: Profile | None = None, dtype: str = "bf16"
 ) -> AttentionRates:
     """Returns the constants of `kernel` at `head_dim` on `device`; `profile` replaces the device's own.
 
-    Kernels of 4-byte elements reach the same share of the peak of their `dtype` as those of 2 bytes do of theirs.
+    Kernels of 4-byte elements reach the same share of the peak of their unit as those of 2 bytes do of theirs. What a
+    query takes beside its keys takes as long as with elements of 2 bytes, but for a half-filled block of keys.
 
     Raises:
         UnknownName: there is no such fused kernel.
@@ -104,8 +112,11 @@ def attention_rates(
         raise ForerunError(f"attention with heads of {head_dim} dimensions; at least 1 is needed")
     extra_keys, backward_extra_keys = rate.extra_keys_at(padded, entry.extra_keys)
     wide = dtype in FOUR_BYTES
-    narrow = dtype if dtype in device.peak_flops else "fp32"  # libraries run fp32 where there is no tf32
-    peak = device.peak(narrow if wide else two_byte_unit(device))
+    two_bytes = device.peak(two_byte_unit(device))
+    peak = four_byte_peak(device, found, dtype) if wide else two_bytes
+    if wide:
+        filled = 0.5 * kernel_constants().attention.wide_block_keys
+        extra_keys, backward_extra_keys = (filled + one * peak / two_bytes for one in (extra_keys, backward_extra_keys))
     return AttentionRates(
         flops_per_s=entry.p_tflops / profile.reference.peak_tflops["bf16"] * peak * forward,
         peak_flops_per_s=peak,

@@ -40,6 +40,8 @@ class AttentionConstants:
 
     block_queries: int
     """queries of one block of rows"""
+    wide_block_keys: int
+    """keys of one block of a kernel for elements of 4 bytes"""
     element_bytes: float
     backward_passes: float
     """bytes that the backward kernel moves divided by those of the forward kernel"""

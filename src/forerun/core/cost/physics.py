@@ -14,11 +14,12 @@ import numpy as np
 
 from forerun.common.errors import ImpossibleResult
 from forerun.common.units import PS_PER_S
-from forerun.core.cost.attention import FOUR_BYTES, two_byte_unit
+from forerun.core.cost.attention import FOUR_BYTES, four_byte_peak, two_byte_unit
 from forerun.core.cost.gemm import gemm_rates
 from forerun.core.program.groups import CommGroup
 from forerun.core.program.types import F64, I64, Collective, Mask, OpTable
 from forerun.describe.cluster.types import Cluster, Device
+from forerun.describe.kernels.attention import fused_kernel
 
 _ROUNDING = 1.001
 _NEGLIGIBLE_S = 1e-9
@@ -62,12 +63,16 @@ def refuse_faster(
 
 
 def least_compute_s(ops: OpTable, device: Device) -> F64:
-    """Returns the seconds of each op's FLOPs at the peak of its dtype, and of a memory-bound kernel's bytes, (n_ops,).
+    """Returns the seconds of each op's FLOPs at its kernel's peak, and of a memory-bound kernel's bytes, (n_ops,).
 
     Ops of the network, of the host and delays need none.
     """
     peaks = {dtype: _peak(device, dtype) for dtype in set(ops.dtype)}
     peak = np.array([peaks[dtype] for dtype in ops.dtype])
+    for row in np.flatnonzero(ops.is_attention).tolist():
+        if ops.dtype[row] in FOUR_BYTES:
+            own = four_byte_peak(device, fused_kernel(ops.kernel[row]), ops.dtype[row])
+            peak[row] = max(peak[row], own)
     least: F64 = np.where(ops.is_gemm | ops.is_attention | ops.is_scan, ops.flops / peak, 0.0)
     moved = (ops.bytes_read + ops.bytes_written) / device.memory_bytes_per_s
     return np.where(ops.is_memory_bound, moved, least)

@@ -92,6 +92,7 @@ class AttentionKernel:
     form: Literal["fused", "products", "operations"] = "fused"
     keeps: tuple[str, ...] = ("lse",)
     head_dim_multiple: int = 1
+    tf32_products: int = 0
     rates: dict[str, KernelRate | Like] = field(default_factory=dict, hash=False)
     backward: Backward = Backward()
     mask_block: int = 0
