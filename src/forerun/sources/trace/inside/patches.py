@@ -77,6 +77,21 @@ def _fake_parameters(mode: VirtualMode) -> None:
         return made
 
     torch.nn.Parameter.__new__ = new
+    tensor_class: Any = torch.Tensor
+    make_subclass = tensor_class._make_subclass
+
+    def subclass(cls: Any, data: Any, requires_grad: bool = False, **settings: Any) -> Any:
+        """Makes a parameter of a program's own class in the way that `Parameter` does it."""
+        if issubclass(cls, torch.nn.Parameter) and type(data) in _REAL and data.device.type == "cpu":
+            data = mode.as_fake(data)
+        if not isinstance(data, FakeTensor):
+            return make_subclass(cls, data, requires_grad, **settings)
+        made: Any = data.detach().requires_grad_(requires_grad)
+        made._is_param = issubclass(cls, torch.nn.Parameter)
+        made.__class__ = _fake_class(cls)
+        return made
+
+    tensor_class._make_subclass = staticmethod(subclass)
     plain = FakeTensor.__new__
 
     def new_fake(cls: Any, first: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ from forerun.sources.trace.inside.data_files import read_data
 from forerun.sources.trace.inside.kernels.attention import ATTENTION_RULES
 from forerun.sources.trace.inside.kernels.cudnn import CUDNN_RULES
 from forerun.sources.trace.inside.kernels.gemm import GEMM_RULES
+from forerun.sources.trace.inside.kernels.low_bits import LOW_BIT_RULES
 from forerun.sources.trace.inside.kernels.memory import MEMORY_RULES
 from forerun.sources.trace.inside.kernels.opaque_costs import cost_of_call, kernels_of
 from forerun.sources.trace.inside.kernels.tensors import (
@@ -40,7 +41,13 @@ __all__ = ["Kernel", "describe"]
 
 Rule = Callable[[Call], list[Kernel]]
 
-_OWN_RULES: dict[str, Rule] = {**MEMORY_RULES, **GEMM_RULES, **CUDNN_RULES, **ATTENTION_RULES}
+_OWN_RULES: dict[str, Rule] = {
+    **MEMORY_RULES,
+    **GEMM_RULES,
+    **LOW_BIT_RULES,
+    **CUDNN_RULES,
+    **ATTENTION_RULES,
+}
 """By name, or by "namespace::name" outside aten."""
 _OF_OTHERS = frozenset(
     ("prim", "profiler", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "_dtensor")
