@@ -136,6 +136,11 @@ def recomputing(table: SpaceTable, what: str) -> SpaceTable:
 
 
 def _extended(fewer: I64, more: I64, times: float) -> I64:
-    """Returns the bytes of larger micro batches: those of `more`, plus `times` the difference of `more` and `fewer`."""
-    grown: I64 = (more + np.maximum(0, more - fewer) * times * _SURE).astype(np.int64)
+    """Returns the bytes of larger micro batches: those of `more`, plus `times` the difference of `more` and `fewer`.
+
+    A peak is the largest of sums that grow or shrink evenly with the samples, so it lies above the line through two of
+    its values.
+    """
+    growth = more - fewer
+    grown: I64 = np.maximum(0, more + np.where(growth > 0, growth * _SURE, growth) * times).astype(np.int64)
     return grown

@@ -27,7 +27,7 @@ from forerun.describe.model.layer_parameters import layer_parameters
 from forerun.describe.model.parameters import outer_parameters
 from forerun.describe.model.spec import ModelSpec
 from forerun.describe.plan import rules
-from forerun.describe.plan.columns import Column, Plans, where
+from forerun.describe.plan.columns import Column, Plans, no, where
 from forerun.describe.stacks.catalog import load_stack
 from forerun.describe.stacks.stack import Stack
 from forerun.sources.symbolic.states import (
@@ -223,10 +223,10 @@ class Screening:
         """Returns the allocated bytes when a rank with `elements` starts a backward pass with `alive` bytes of
         activations.
 
-        `gradients` elements of earlier micro batches are accumulated; FSDP in a pipeline keeps them unsharded, and
-        parameters too unless it frees them after each use. Where each use gathers, nothing keeps the table of tokens.
+        `gradients` elements of earlier micro batches are accumulated; FSDP in a pipeline keeps them unsharded. FSDP
+        without resharding keeps all parameters gathered, unless each use gathers them.
         """
-        whole = plans.gathers_once & (not self.stack.parametrized)
+        whole = no(plans.reshards) & (not self.stack.parametrized)
         gathered = where(whole, elements.sum(axis=0), unit) * plans.shards_parameters
         weight = where(plans.fp8_all_gather, 1, rules.weight_bytes(plans))
         summed = rules.accumulates(plans, self.stack) & (not rules.keeps_gradient_buffer(self.stack))
