@@ -25,6 +25,7 @@ from forerun.sources.trace.inside.device.device_kernels import OWN_KERNELS
 from forerun.sources.trace.inside.kernels.rules import describe
 from forerun.sources.trace.inside.kernels.shapes import tried_on_cpu
 from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.subclasses import as_others, is_of_program
 from forerun.sources.trace.inside.values import Oracle, known_value, set_value
 
 aten = torch.ops.aten
@@ -116,6 +117,9 @@ class VirtualMode(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _on_fakes(self, func: Any, types: Any, tensors: Any, args: Any, kwargs: Any) -> Any:
+        if any(map(is_of_program, tensors)):
+            args, kwargs = as_others((args, kwargs))
+            tensors = _tensors(args, kwargs)
         try:
             return self._execute(func, types, tensors, args, kwargs)
         except Exception as error:

@@ -25,15 +25,14 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
 from torch.utils.data import DataLoader
 
-from forerun.sources.trace.inside import list_operators
+from forerun.sources.trace.inside import list_operators, subclasses
 from forerun.sources.trace.inside.mode import VirtualMode
 from forerun.sources.trace.inside.recorder import Recorder
+from forerun.sources.trace.inside.subclasses import CLASS, fake_class
 from forerun.sources.trace.inside.unseen import stand_in
 from forerun.sources.trace.inside.values import KNOWN, share_value
 
 _REAL = (torch.Tensor, torch.nn.Parameter)
-_CLASS = "_forerun_class"
-"""The attribute of a class of fake parameters that holds the program's own class."""
 _libraries: list[Any] = []
 """What is registered with torch, which a library's deletion would undo."""
 _FIRST_ADDRESS = 1 << 44
@@ -43,6 +42,7 @@ _BLOCK_BYTES = 512
 
 def install(mode: VirtualMode, recorder: Recorder) -> None:
     """Applies all patches."""
+    subclasses.install(mode)
     _fake_parameters(mode)
     _swap_without_weakrefs()
     _data_of_another_kind(mode)
@@ -69,35 +69,20 @@ def _fake_parameters(mode: VirtualMode) -> None:
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         if type(data) in _REAL and data.device.type == "cpu":
             data = mode.as_fake(data)
-        if _CLASS in vars(type(data)):
+        if CLASS in vars(type(data)):
             data = data.detach()
         made = make(cls, data, requires_grad)
         if isinstance(made, FakeTensor) and not isinstance(made, cls):  # torch keeps the class of the data alone.
-            made.__class__ = _fake_class(cls)
+            made.__class__ = fake_class(cls)
         return made
 
     torch.nn.Parameter.__new__ = new
-    tensor_class: Any = torch.Tensor
-    make_subclass = tensor_class._make_subclass
-
-    def subclass(cls: Any, data: Any, requires_grad: bool = False, **settings: Any) -> Any:
-        """Makes a parameter of a program's own class in the way that `Parameter` does it."""
-        if issubclass(cls, torch.nn.Parameter) and type(data) in _REAL and data.device.type == "cpu":
-            data = mode.as_fake(data)
-        if not isinstance(data, FakeTensor):
-            return make_subclass(cls, data, requires_grad, **settings)
-        made: Any = data.detach().requires_grad_(requires_grad)
-        made._is_param = issubclass(cls, torch.nn.Parameter)
-        made.__class__ = _fake_class(cls)
-        return made
-
-    tensor_class._make_subclass = staticmethod(subclass)
     plain = FakeTensor.__new__
 
     def new_fake(cls: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
         """Makes a parameter for `type(parameter)(data, **parameter.__dict__)`, by which programs move parameters to
         meta."""
-        own = vars(cls).get(_CLASS)
+        own = vars(cls).get(CLASS)
         if own is not None:
             return own(first, *args, **kwargs)
         if isinstance(first, torch.Tensor):
@@ -105,12 +90,6 @@ def _fake_parameters(mode: VirtualMode) -> None:
         return plain(cls, first, *args, **kwargs)
 
     FakeTensor.__new__ = new_fake
-
-
-@functools.cache
-def _fake_class(cls: Any) -> Any:
-    """Returns a class of fake parameters with the attributes of a program's own class of parameters, `cls`."""
-    return type(cls)(cls.__name__, (FakeTensor, cls), {_CLASS: cls, "__module__": cls.__module__})
 
 
 def _swap_without_weakrefs() -> None:
@@ -128,7 +107,7 @@ def _swap_without_weakrefs() -> None:
         if isinstance(one, FakeTensor) and isinstance(other, FakeTensor) and one._use_count() > 1:
             one.data = other
             return
-        keeps_class = _CLASS in vars(type(one)) and type(other) is FakeTensor
+        keeps_class = CLASS in vars(type(one)) and type(other) is FakeTensor
         alike = keeps_class or type(one) is type(other)
         own = vars(one).keys() - vars(other).keys() - {KNOWN} if alike else ()
         swap(one, other)
@@ -183,7 +162,7 @@ def _deep_copies() -> None:
             )
         with torch.no_grad():
             made: Any = self.clone()
-        if _CLASS in vars(type(self)):
+        if CLASS in vars(type(self)):
             made.__class__ = type(self)
         made.requires_grad_(self.requires_grad)
         memo[id(self)] = made
