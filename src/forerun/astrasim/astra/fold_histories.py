@@ -19,19 +19,13 @@ from forerun.astrasim.astra.run import SlotRun, is_void
 from forerun.astrasim.astra.symmetry import delays_ns
 from forerun.astrasim.astra.system import System
 from forerun.astrasim.chakra.trace import CommGroups
-from forerun.astrasim.messages.alike import FULL, run_alike
-from forerun.astrasim.messages.alike_state import ALIKE_CALL, Mask, Rings
+from forerun.astrasim.messages.alike import run_alike
+from forerun.astrasim.messages.alike_state import ALIKE_CALL, CLASSES, HISTORIES, Mask, Rings
 from forerun.astrasim.messages.ready import SLOT_NONE
 from forerun.astrasim.messages.slots import COLLECTIVE, IN_CLOSED_FORM, Nodes, Result
 from forerun.common.arrays import positions
 from forerun.core.network.network_file import Network
 from forerun.core.program.types import I64
-
-_FIRST_ROOM = 80
-"""histories that there is room for at first"""
-_MORE_ROOM = 4
-_SPARE = 3
-"""rows besides those of all ranks, so that no row is missing in the end"""
 
 
 class Histories(NamedTuple):
@@ -73,16 +67,13 @@ def run_histories(
 
 
 def _run(lowered: LoweredTrace, nodes: Nodes, rings: Rings, types: I64) -> Histories | None:
-    n_ranks, room = rings.member.shape[1], _FIRST_ROOM
-    while True:
-        state, is_tied, code = run_alike(nodes, rings, types, min(room, n_ranks + _SPARE))
-        if code != FULL:
-            break
-        room *= _MORE_ROOM
-    n, n_nodes = int(state.known[0]), len(nodes.action)
-    start, end, done_order = (column[:n].reshape(-1) for column in (state.start_ns, state.end_ns, state.done_order))
-    result = Result(start, end, done_order, state.one["finish_ns"][:n].copy(), np.zeros(n * n_nodes, np.int64))
-    if code or is_void(result) or _share_tensors(lowered, is_tied):
+    state, is_tied, code = run_alike(nodes, rings, types)
+    n, n_nodes = int(state.known[HISTORIES]), len(nodes.action)
+    done_order = state.done_order[state.history["of_class"][:n]].reshape(-1)
+    start, end, finish = state.start_ns[:n].reshape(-1), state.end_ns[:n].reshape(-1), state.history["finish_ns"][:n]
+    result = Result(start, end, done_order, finish.copy(), np.zeros(n * n_nodes, np.int64))
+    is_unfinished = (state.one["n_done"][: state.known[CLASSES]] < n_nodes).any()
+    if code or is_unfinished or is_void(result) or _share_tensors(lowered, is_tied):
         return None
     nothing = np.zeros(0, np.int64)
     return Histories(SlotRun(result, nothing, nothing, 0), state.of_rank)
@@ -115,7 +106,7 @@ def _rings(known: Sequence[Ring], axis: I64, of_axis: Sequence[I64], network: Ne
             bytes_each = np.full(len(source), ring.message_bytes, np.int64)
             delay_ns[key] = delays_ns(network, source, target, bytes_each)[positions(source)]
         row = list(delay_ns).index(key)
-        calls[k] = a, row, ring.n_messages, ring.packets_ns, ring.rounds, ring.tail_ns
+        calls[k] = a, row, ring.rounds * ring.n_messages, ring.rounds * ring.packets_ns, ring.tail_ns
     for a, table in enumerate(of_axis):
         of_groups = np.concatenate([delay[table] for (of, _), delay in delay_ns.items() if of == a], axis=1)
         if (of_groups != of_groups[0]).any():

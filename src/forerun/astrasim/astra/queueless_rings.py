@@ -177,8 +177,8 @@ def _tables_of(rings: dict[int, Ring], tables: CollectiveTables, network: Networ
         if key not in delays:
             delays[key] = n_delays, _delays(network, ring)
             n_delays += len(ring.members)
-        row = communicator, delays[key][0], ring.n_messages, ring.packets_ns, ring.rounds, ring.tail_ns
-        call[c] = row
+        n_messages, packets_ns = ring.rounds * ring.n_messages, ring.rounds * ring.packets_ns
+        call[c] = communicator, delays[key][0], n_messages, packets_ns, ring.tail_ns
     sizes = np.zeros(int(call["communicator"].max()) + 1, np.int64)
     for c, ring in rings.items():
         sizes[tables.communicator_of(c)] = len(ring.members)

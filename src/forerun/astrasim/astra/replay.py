@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -53,8 +54,6 @@ class Machine:
 class Replay:
     """The result of a replay."""
 
-    statistics: tuple[RankStatistics, ...]
-    """statistics of each rank"""
     traces: tuple[LoweredTrace, ...]
     """of each simulated rank"""
     first: I64
@@ -62,15 +61,54 @@ class Replay:
     run: SlotRun
     actor_of_rank: tuple[int, ...]
     """the simulated rank that stands for each rank"""
+    system: System
 
     @property
     def wall_ns(self) -> int:
         """Returns the time at which the last rank finishes."""
-        return max(rank.wall_cycles_finished for rank in self.statistics)
+        return int(self.finish_ns.max())
+
+    @property
+    def finish_ns(self) -> I64:
+        """Returns the time at which each rank finishes."""
+        finish_ns: I64 = self.run.result.finish_ns[np.array(self.actor_of_rank)]
+        return finish_ns
+
+    @cached_property
+    def statistics(self) -> tuple[RankStatistics, ...]:
+        """Returns the statistics of each rank."""
+        of_actor = [self._statistics(actor) for actor in range(len(self.traces))]
+        return tuple(of_actor[actor] for actor in self.actor_of_rank)
+
+    def statistics_of(self, rank: int) -> RankStatistics:
+        """Returns the statistics of one rank, without those of others."""
+        return self._statistics(self.actor_of_rank[rank])
+
+    @cached_property
+    def peak_memory_bytes(self) -> I64:
+        """Returns the peak of local memory of each rank."""
+        peaks = [self._observer(actor).peak_memory(*self._times(actor)).n_bytes for actor in range(len(self.traces))]
+        of_rank: I64 = np.array(peaks, np.int64)[np.array(self.actor_of_rank)]
+        return of_rank
 
     def rows(self, actor: int) -> slice:
         """Returns the rows of a simulated rank's nodes in the result of `run`."""
         return slice(int(self.first[actor]), int(self.first[actor + 1]))
+
+    @cached_property
+    def _observers(self) -> dict[int, Observer]:
+        distinct = {id(trace): trace for trace in self.traces}
+        return {key: Observer(trace, self.system) for key, trace in distinct.items()}
+
+    def _observer(self, actor: int) -> Observer:
+        return self._observers[id(self.traces[actor])]
+
+    def _times(self, actor: int) -> tuple[I64, I64, I64]:
+        rows, result = self.rows(actor), self.run.result
+        return result.start_ns[rows], result.end_ns[rows], result.done_order[rows]
+
+    def _statistics(self, actor: int) -> RankStatistics:
+        return self._observer(actor).statistics(*self._times(actor), int(self.run.result.finish_ns[actor]))
 
 
 def replay(
@@ -136,32 +174,27 @@ def _of_folded(folded: Folded | None, machine: Machine) -> Replay | None:
     if folded is None:
         return None
     with suppress(Deadlock):  # the run of every rank says more about who waits for what
-        program, run = _run(folded.program, folded.tables, machine)
+        program, run = _run(folded.program, folded.tables, machine, actors_are_ranks=False)
         if folded.holds(run.result):
             return _replay(program.traces, program.nodes.first, run, folded.actor_of_rank, machine.system)
     return None
 
 
 def _run(
-    program: LoweredProgram, tables: CollectiveTables, machine: Machine, closed: bool = True
+    program: LoweredProgram,
+    tables: CollectiveTables,
+    machine: Machine,
+    closed: bool = True,
+    actors_are_ranks: bool = True,
 ) -> tuple[LoweredProgram, SlotRun]:
     """Runs a program, with collectives in closed form where no message waits for another and `closed` allows it."""
     fabric = fabric_of(machine.network, machine.aware)
     if closed and not machine.aware:
         known = with_closed_forms(program, tables, machine.network)
         with suppress(UnequalCalls):
-            return known, run_program(known, tables, fabric)
-    return program, run_program(program, tables, fabric)
+            return known, run_program(known, tables, fabric, actors_are_ranks)
+    return program, run_program(program, tables, fabric, actors_are_ranks)
 
 
 def _replay(traces: tuple[LoweredTrace, ...], first: I64, run: SlotRun, actor_of_rank: I64, system: System) -> Replay:
-    result, of_actor = run.result, []
-    distinct = {id(trace): trace for trace in traces}
-    observers = {key: Observer(trace, system) for key, trace in distinct.items()}
-    for actor, trace in enumerate(traces):
-        rows = slice(first[actor], first[actor + 1])
-        start_ns, end_ns, done_order = result.start_ns[rows], result.end_ns[rows], result.done_order[rows]
-        finish_ns = int(result.finish_ns[actor])
-        of_actor.append(observers[id(trace)].statistics(start_ns, end_ns, done_order, finish_ns))
-    actors = tuple(actor_of_rank.tolist())
-    return Replay(tuple(of_actor[actor] for actor in actors), traces, first, run, actors)
+    return Replay(traces, first, run, tuple(actor_of_rank.tolist()), system)

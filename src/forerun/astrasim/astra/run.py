@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.astrasim.astra.collectives import CollectiveTables
+from forerun.astrasim.astra.deadlock import deadlock_text
 from forerun.astrasim.astra.limits import check_work
 from forerun.astrasim.astra.lower import LoweredProgram
 from forerun.astrasim.messages.calendar import SEQUENCE, TIE, UNEQUAL, new_calendar
 from forerun.astrasim.messages.fabric import Fabric, new_traffic
 from forerun.astrasim.messages.mailbox import new_mailbox
 from forerun.astrasim.messages.ready import new_ready
-from forerun.astrasim.messages.slots import COLLECTIVE, IN_CLOSED_FORM, RECV, SEND, Result, run_slots
+from forerun.astrasim.messages.slots import COLLECTIVE, Result, run_slots
 from forerun.astrasim.messages.state import STREAM, Engine, Streams
 from forerun.common.errors import ForerunError
 from forerun.core.program.types import I64
@@ -22,7 +23,6 @@ _SMALLEST = 1 << 10
 _LARGEST = 1 << 27
 """outstanding events; beyond this the tables would take more than 10 GB"""
 _LATEST_NS = 1 << 62
-_LISTED = 4
 
 
 class Deadlock(ForerunError):
@@ -48,12 +48,15 @@ class SlotRun:
     """events that the simulation handled"""
 
 
-def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric) -> SlotRun:
-    """Runs `program`.
+def run_program(
+    program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, actors_are_ranks: bool = True
+) -> SlotRun:
+    """Runs `program`. Actors that stand for several ranks can't tell who waits for whom.
 
     Raises:
         Deadlock: some node never ran.
-        UnequalCalls: some collectives have a closed form, and members of a communicator meet in different ones.
+        UnequalCalls: some collectives have a closed form, and members of a communicator meet in different ones whose
+            messages are of one size.
         UnequalRanks: the fabric has a block of ranks, and ranks one block apart may differ.
         ForerunError: there are more messages or chunks than can be simulated, or times are too large.
     """
@@ -81,7 +84,7 @@ def run_program(program: LoweredProgram, tables: CollectiveTables, fabric: Fabri
     if _is_too_long(result):
         raise ForerunError("it takes longer than a simulation can count in ns; check bandwidths, latencies and sizes")
     if _is_unfinished(result):
-        raise Deadlock(_deadlock(program, result))
+        raise Deadlock(deadlock_text(program, tables, result) if actors_are_ranks else "deadlock")
     return SlotRun(result, engine.traffic.link_used_ns, engine.traffic.link_bytes, int(engine.calendar.clock[SEQUENCE]))
 
 
@@ -131,33 +134,3 @@ def _engine(program: LoweredProgram, tables: CollectiveTables, fabric: Fabric, c
         streams,
         forms._replace(**{name: getattr(forms, name).copy() for name in ("start_ns", "node", "n_begun", "open_call")}),
     )
-
-
-def _deadlock(program: LoweredProgram, result: Result) -> str:
-    """Names the nodes that started and never end, and counts those that never start."""
-    nodes = program.nodes
-    texts = []
-    waiting = np.flatnonzero((result.start_ns >= 0) & (result.end_ns < 0))
-    for node in waiting[:_LISTED].tolist():
-        actor = int(np.searchsorted(nodes.first, node, side="right")) - 1
-        if not program.traces:  # a single collective or message
-            texts.append(f"rank {actor} waits for messages that are never sent")
-            continue
-        lowered = program.traces[actor]
-        row = lowered.row[node - nodes.first[actor]]
-        text = f"rank {actor} node {lowered.trace.node_id[row]}"
-        if nodes.action[node] in (SEND, RECV):
-            verb = "send" if nodes.action[node] == SEND else "receive"
-            text += f": {verb}, {program.match_text[nodes.target[node]]}, is not matched"
-        elif nodes.action[node] in (COLLECTIVE, IN_CLOSED_FORM):
-            group = lowered.trace.group[row]
-            name = lowered.trace.group_names[group] if group >= 0 else "all ranks"
-            text += (
-                f": collective of {lowered.trace.comm_size[row]} bytes in group {name} is not joined by all its ranks"
-            )
-        texts.append(text)
-    never = int((result.start_ns < 0).sum())
-    more = f" and {len(waiting) - _LISTED} more" if len(waiting) > _LISTED else ""
-    if not texts:
-        return f"deadlock: {never} nodes never run; the nodes before them end at once, so no rank looks for them"
-    return f"deadlock: {'; '.join(texts)}{more}; {never} nodes never start"

@@ -48,12 +48,13 @@ class Observer:
         self._is_storage = (kind == NodeKind.MEM_LOAD) | (kind == NodeKind.MEM_STORE)
         self._is_busy = ~is_cpu if system.replay_only else self._is_gpu
         self._known: tuple[I64, tuple[float, float, float, float]] | None = None
+        self._peak: tuple[_Order, PeakMemory] | None = None
 
     def statistics(self, start_ns: I64, end_ns: I64, done_order: I64, finish_ns: int) -> RankStatistics:
         """Returns the statistics of a rank; the arrays have one entry for each row of the trace."""
         system, duration = self._system, end_ns - start_ns
         busy = int(duration[self._is_busy].sum())
-        peak = peak_memory(self._lowered, start_ns, end_ns, done_order) if system.track_local_mem else None
+        peak = self.peak_memory(start_ns, end_ns, done_order) if system.track_local_mem else None
         roofline = self._roofline(duration) if system.roofline_enabled else (None, None, None, None)
         by_end = _by_time(end_ns, done_order)
         return RankStatistics(
@@ -70,6 +71,13 @@ class Observer:
             cpu_time=_covered_ns(start_ns, end_ns, self._is_host, by_end),
             remote_mem_time=_covered_ns(start_ns, end_ns, self._is_storage, by_end),
         )
+
+    def peak_memory(self, start_ns: I64, end_ns: I64, done_order: I64) -> PeakMemory:
+        """Returns `peak_memory`, anew where nodes start and end in another order than those of the rank before."""
+        if self._peak is None or not self._peak[0].is_that_of(start_ns, end_ns, done_order):
+            order = _order_of(start_ns, end_ns, done_order)
+            self._peak = order, peak_memory(self._lowered, start_ns, end_ns, done_order)
+        return self._peak[1]
 
     def _roofline(self, duration: I64) -> tuple[float, float, float, float]:
         """Returns `_roofline`, anew where a rank computes for other times than the one before."""
@@ -143,6 +151,39 @@ def peak_memory(lowered: LoweredTrace, start_ns: I64, end_ns: I64, done_order: I
     by_done = positions(done_order)
     orders = by_done, _by_time(start_ns, done_order), _by_time(end_ns, done_order)
     return PeakMemory(*_peak_memory(tensors, lowered.row[by_done], *orders, start_ns, end_ns))
+
+
+class _Order(NamedTuple):
+    """The order in which the nodes of a rank start and end, which determines its peak of memory."""
+
+    done_order: I64
+    event: I64
+    """(2 nodes,) starts, and ends counted from the number of nodes, by rising time"""
+    is_later: Mask
+    """(2 nodes,) whether each event is later than the one before, the first one later than 0"""
+
+    def is_that_of(self, start_ns: I64, end_ns: I64, done_order: I64) -> bool:
+        if not np.array_equal(done_order, self.done_order):
+            return False
+        return bool(_is_in_order(self.event, self.is_later, start_ns, end_ns))
+
+
+def _order_of(start_ns: I64, end_ns: I64, done_order: I64) -> _Order:
+    time_ns = np.concatenate([start_ns, end_ns])
+    event = np.argsort(time_ns, kind="stable")
+    return _Order(done_order, event, np.diff(time_ns[event], prepend=0) > 0)
+
+
+@njit
+def _is_in_order(event: I64, is_later: Mask, start_ns: I64, end_ns: I64) -> bool:
+    n, before = len(start_ns), 0
+    for k in range(len(event)):
+        at = event[k]
+        time = start_ns[at] if at < n else end_ns[at - n]
+        if time < before or (time > before) != is_later[k]:
+            return False
+        before = time
+    return True
 
 
 class _Tensors(NamedTuple):

@@ -73,10 +73,8 @@ class Evaluator:
 
 def figures_of(result: Replay, axes: Sequence[str]) -> Figures:
     """Sums up a replay on a system with a roofline that tracks memory; `axes` are those with several ranks."""
-    ranks = result.statistics
-    ends_last = max(range(len(ranks)), key=lambda rank: ranks[rank].wall_cycles_finished)
-    needs_most = max(range(len(ranks)), key=lambda rank: ranks[rank].peak_memory_bytes or 0)
-    last = ranks[ends_last]
+    ends_last, needs_most = int(result.finish_ns.argmax()), int(result.peak_memory_bytes.argmax())
+    last = result.statistics_of(ends_last)
     return Figures(
         last.wall_cycles_finished,
         last.exposed_communication,
@@ -86,7 +84,7 @@ def figures_of(result: Replay, axes: Sequence[str]) -> Figures:
         last.avg_compute_util_pct or 0.0,
         last.avg_mem_util_pct or 0.0,
         last.avg_op_intensity or 0.0,
-        ranks[needs_most].peak_memory_bytes or 0,
+        int(result.peak_memory_bytes[needs_most]),
         terms_of(result, ends_last, needs_most, axes),
-        ranks[0],
+        result.statistics_of(0),
     )

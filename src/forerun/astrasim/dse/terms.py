@@ -60,7 +60,7 @@ def terms_of(replay: Replay, last: int, largest: int, axes: Sequence[str]) -> Te
     """
     lowered, rows = _of_rank(replay, last)
     found = _communication(lowered, replay.run.result.start_ns[rows], replay.run.result.end_ns[rows], axes)
-    statistics = replay.statistics[last]
+    statistics = replay.statistics_of(last)
     exposed_ns = statistics.exposed_communication
     operations = lowered.trace.num_ops[lowered.row][lowered.trace.kind[lowered.row] == NodeKind.COMP].sum()
     held, rows = _of_rank(replay, largest)

@@ -90,7 +90,7 @@ def _send_and_post(engine: Engine, actor: int, s: int, to_index: int, from_index
             send(engine.calendar, fabric, engine.traffic, m, rank)
     if source >= 0:
         route = source * fabric.n_ranks + rank
-        if post(engine.mailbox, engine.calendar.clock, call.communicator, stream.number, route):
+        if post(engine.mailbox, engine.calendar.clock, call.communicator, stream.number, route, size):
             m = new_message(
                 engine.calendar, engine.traffic, actor, actor, call.communicator, stream.number, route, size
             )

@@ -32,7 +32,7 @@ OVERFLOW = 3
 TIE = 2
 """two messages came to a link of a block of ranks at the same time, so ranks one block apart may differ"""
 UNEQUAL = 3
-"""members of a communicator meet in different collectives, which only messages can simulate"""
+"""members of a communicator meet in different collectives of equal messages, which only messages can simulate"""
 _FREE_WAKE = 4
 _FREE_CALLBACK = 5
 _USED_WAKE = 6

@@ -24,10 +24,9 @@ from forerun.core.program.types import I64
 RING_CALL = np.dtype(
     [
         ("communicator", np.int64),
-        ("first_delay", np.int64),  # of `delay_ns`, one for each member
-        ("n_messages", np.int64),  # that a member sends for each chunk, at least one less than there are members
-        ("packets_ns", np.int64),  # the time of all packets of a member for each chunk
-        ("rounds", np.int64),  # chunks that run one after the other, or sets of chunks that run at the same time
+        ("first_delay", np.int64),  # of `delay_ns`, one for each member; differs where sizes of messages do
+        ("n_messages", np.int64),  # that a member sends one after the other, at least one less than there are members
+        ("packets_ns", np.int64),  # the time of all packets of a member one after the other
         ("tail_ns", np.int64),  # the time between the last event before an end and the end
     ]
 )
@@ -36,6 +35,8 @@ TAIL = np.int64(4)
 """event: the last event of a node before its end"""
 NODE_DONE = np.int64(2)
 """callback: a node has ended"""
+
+_NEVER = np.int64(-(1 << 62))
 
 
 class ClosedForms(NamedTuple):
@@ -75,7 +76,9 @@ def closed_forms(
 
 @kernel
 def ring_ends(start_ns: I64, delay_ns: I64, n_messages: int, packets_ns: int, end_ns: I64, scratch: I64) -> None:
-    """Writes when each of n members of a ring ends one chunk to `end_ns`, which may be `start_ns` itself.
+    """Writes when each of n members of a ring ends to `end_ns`, which may be `start_ns` itself.
+
+    Chunks one after the other are one long chunk, with the messages and the packets of all of them.
 
     Args:
         start_ns: (n,) when each member begins.
@@ -95,14 +98,18 @@ def ring_ends(start_ns: I64, delay_ns: I64, n_messages: int, packets_ns: int, en
         first[i] = lead if i == 0 else max(first[i - 1], lead)
     for i in range(n - 2, -1, -1):
         last[i] = max(last[i], last[i + 1])
+    laps = -n_messages // n
+    j = -n_messages - laps * n  # the farthest member from which a way of this many hops leads to member i
+    way_ns = packets_ns - laps * round_ns
     for i in range(n):
-        farthest = i - n_messages
-        rounds = farthest // n
-        j = farthest - rounds * n
         lead = last[j]
         if j > 0:
             lead = max(lead, first[j - 1] - round_ns)
-        end_ns[i] = packets_ns + before[i] - rounds * round_ns + lead
+        end_ns[i] = way_ns + before[i] + lead
+        j += 1
+        if j == n:
+            j = 0
+            way_ns -= round_ns
 
 
 @kernel
@@ -117,7 +124,9 @@ def begin_ring(
     if forms.n_begun[call.communicator] == 0:
         forms.open_call[call.communicator] = c
     elif forms.open_call[call.communicator] != c:
-        calendar.clock[OVERFLOW] = UNEQUAL
+        if forms.call[forms.open_call[call.communicator]].first_delay == call.first_delay:
+            calendar.clock[OVERFLOW] = UNEQUAL
+        forms.n_begun[call.communicator] = _NEVER  # messages of unlike sizes don't meet receives
         return
     forms.start_ns[members + position] = now
     forms.node[members + position] = node
@@ -127,8 +136,7 @@ def begin_ring(
     forms.n_begun[call.communicator] = 0
     end_ns = forms.start_ns[members : members + n]
     delay_ns = forms.delay_ns[call.first_delay : call.first_delay + n]
-    for _ in range(call.rounds):
-        ring_ends(end_ns, delay_ns, call.n_messages, call.packets_ns, end_ns, forms.scratch)
+    ring_ends(end_ns, delay_ns, call.n_messages, call.packets_ns, end_ns, forms.scratch)
     for k in range(n):
         other = forms.node[members + k]
         if call.tail_ns > 0:

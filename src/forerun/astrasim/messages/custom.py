@@ -57,7 +57,7 @@ def _begin(engine: Engine, s: int, phase: Any, first: int, step: int) -> None:
     other = ring_member(engine.collectives, stream, phase, rank, np.int64(steps.other[first + step]))
     to, source = (other, rank) if action == SEND_STEP else (actor, other)
     route = -1 - (source * len(steps.sending) + steps.match[first + step])
-    if action == RECEIVE_STEP and not post(engine.mailbox, calendar.clock, communicator, stream.number, route):
+    if action == RECEIVE_STEP and not post(engine.mailbox, calendar.clock, communicator, stream.number, route, amount):
         return
     m = new_message(calendar, traffic, to, to, communicator, stream.number, route, amount)
     if action == RECEIVE_STEP:

@@ -352,7 +352,8 @@ def _arrived(engine: Engine, matches: Matches, run: Run, m: int) -> None:
             sender, step, _ = steps_of_route(engine, message.route)
             s = find_stream(engine, sender, message.communicator, message.stream)
             _plan(run, _END_STEP, s * engine.streams.steps_left.shape[1] + step + 1)
-        if arrive(engine.mailbox, engine.calendar.clock, message.communicator, message.stream, message.route):
+        of_message = message.communicator, message.stream, message.route, message.size
+        if arrive(engine.mailbox, engine.calendar.clock, *of_message):
             _receive(engine, matches, run, m)
         else:
             free_message(engine.traffic, m)
