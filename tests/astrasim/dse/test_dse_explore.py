@@ -4,6 +4,7 @@ import csv
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from dse_files import POINTS, SMALL, changed, write
 
@@ -52,7 +53,11 @@ def replayed(**of_rank):
     share = {"compute_bound_pct": 5.0, "avg_compute_util_pct": 6.0, "avg_mem_util_pct": 7.0, "avg_op_intensity": 8.0}
     last = RankStatistics(wall_cycles_finished=90, peak_memory_bytes=10, **{**usual, **share, **of_rank})
     first = RankStatistics(80, 11, 12, 13, 14, 15.0, 16.0, 17.0, 18.0, 20)
-    return SimpleNamespace(statistics=(first, last))
+    ranks = first, last
+    finish_ns, peaks = np.array([80, 90]), np.array([20, 10])
+    return SimpleNamespace(
+        statistics=ranks, statistics_of=ranks.__getitem__, finish_ns=finish_ns, peak_memory_bytes=peaks
+    )
 
 
 def test_figures_are_of_the_rank_that_ends_last_and_memory_of_the_one_that_needs_most(monkeypatch):
