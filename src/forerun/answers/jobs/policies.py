@@ -186,22 +186,24 @@ class EasyBackfill(Queue):
         """Starts jobs in order, then those that end before the first waiting one has its GPUs, or don't need them."""
         waiting = iter(view.waiting)
         head = next((job for job in waiting if not view.start(job)), None)
-        if head is None:
+        if head is None or not view.free:
             return
         reserved_s, spare = _reservation(head, view)
-        refused = {head.gpus}
-        for job in waiting:
-            if job.gpus in refused:  # if one job finds no place, no job of the same size finds one
+        refused, now_s, free = {head.gpus}, view.now_s, view.free
+        for job in waiting:  # thousands may wait, and few fit
+            gpus = job.gpus
+            if gpus > free or gpus in refused:  # if one job finds no place, no job of the same size finds one
                 continue
-            if not view.free:
-                return
-            ends_before = view.now_s + job.remaining_s(view.now_s) <= reserved_s
-            if not (ends_before or job.gpus <= spare):
+            ends_before = now_s + (job.job.duration_s - job.ran_s) <= reserved_s
+            if not (ends_before or gpus <= spare):
                 continue
             if not view.start(job):
-                refused.add(job.gpus)
-            elif not ends_before:
-                spare -= job.gpus
+                refused.add(gpus)
+                continue
+            if not (free := view.free):
+                return
+            if not ends_before:
+                spare -= gpus
 
 
 def _reservation(head: Progress, view: View) -> tuple[float, int]:
