@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from forerun.answers.jobs.share_policies import shares
 from forerun.answers.jobs.shares import Demand
 from forerun.answers.jobs.simulation import Terms
 from forerun.answers.jobs.trace_file import read_jobs
+from forerun.answers.jobs.unlike_description import unlike_cluster_of
 from forerun.answers.jobs.unlike_gpus import SteppedJob, read_rates, read_stepped_jobs
 from forerun.common.errors import ForerunError
 
@@ -41,6 +43,17 @@ def test_a_file_has_the_defaults_that_the_page_names():
     assert (request.terms.resume_s, request.terms.failures, dict(request.terms.quotas)) == (0, None, {})
     assert request.jobs == (Job("a", 2, 0, 5),)
     assert request.cluster_words == "24 GPUs in 3 nodes"
+
+
+@pytest.mark.parametrize("kinds", [{"nodes": 3}, {"gpu_kinds": {"fast": 4}}])
+def test_a_file_names_a_policy_or_leaves_them_out(kinds):
+    job = {"name": "a", "gpus": 2} | (
+        {"duration_s": 5} if "nodes" in kinds else {"steps": 5, "steps_per_s": {"fast": 1}}
+    )
+    read = cluster_of if "nodes" in kinds else unlike_cluster_of
+    assert read({**kinds, "jobs": [job]}, "file", Path()).policies
+    with pytest.raises(ForerunError, match=r"file: policies: .* at least 1 item"):
+        read({**kinds, "policies": [], "jobs": [job]}, "file", Path())
 
 
 def test_drawn_jobs_have_the_rate_the_median_and_the_weights_of_the_file():

@@ -81,7 +81,7 @@ class ClusterEntry(Entry):
     trace: str | None = None
     jobs: list[JobEntry] = Field(default_factory=list)
     drawn: DrawnEntry | None = None
-    policies: list[str] = Field(default_factory=lambda: ["fifo", "easy", "srtf"])
+    policies: list[str] = Field(default_factory=lambda: ["fifo", "easy", "srtf"], min_length=1)
     placement: str = "packed"
     resume_s: NotNegative = 0.0
     failures: FailuresEntry | None = None

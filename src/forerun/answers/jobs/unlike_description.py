@@ -101,7 +101,7 @@ class UnlikeEntry(Entry):
     jobs: list[SteppedEntry] = Field(default_factory=list)
     pairs: list[PairEntry] = Field(default_factory=list)
     groups: dict[str, GroupEntry] = Field(default_factory=dict)
-    policies: list[str] = Field(default_factory=lambda: ["fifo-perf", "max-min-fairness-perf"])
+    policies: list[str] = Field(default_factory=lambda: ["fifo-perf", "max-min-fairness-perf"], min_length=1)
 
 
 @dataclass(frozen=True)
