@@ -78,6 +78,26 @@ def test_bounds_of_a_space_never_exceed_what_is_predicted(name, n_gpus, seq_len,
     assert np.median(shares, axis=0).tolist() > [0.8, 0.9]
 
 
+ODD = [
+    # copies from the host run beside gathers where FSDP prefetches several units
+    ("mixtral-8x7b", {"stack": "torchtitan-0.1", "micro_batch": 3, "n_microbatches": 2, "cp": 4, "prefetch": 2,
+     "offload": "params", "precision": "fp32", "master_dtype": "bf16", "reduce_dtype": "bf16"}),
+    # a layer keeps less of a single sample
+    ("llama-3.2-1b", {"stack": "nanotron", "micro_batch": 5, "activation_checkpointing": "full",
+     "checkpoint_every": 2}),
+    # what the head adds falls with the samples at first
+    ("mixtral-8x7b", {"stack": "nanotron", "micro_batch": 5, "dp_replicate": 4, "cp": 4, "tp": 4,
+     "activation_checkpointing": "full", "reshard_after_forward": "never"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "values"), ODD, ids=str)
+def test_bounds_of_odd_plans_never_exceed_what_is_predicted(name, values):
+    model = replace(load_model(name), n_layers=FEW_LAYERS)
+    table = SpaceTable.of_plans([Plan(seq_len=512, **values)], CLUSTER.node_size)
+    assert len(held_to_simulations(model, table, values["stack"], [0])) == 1
+
+
 @pytest.mark.parametrize("stack", ["torchtitan-0.1", "simple-fsdp"])
 def test_bounds_hold_with_a_large_vocabulary(stack):
     """Embedding and head are one unit of FSDP under torchtitan-0.1, and a parametrisation gathers them at each use."""

@@ -38,6 +38,8 @@ class _Around:
 
     gather: F64
     """gathering of parameters"""
+    load: F64
+    """copies of offloaded parameters from the host before they are gathered"""
     copy: F64
     """kernels that copy the unsharded parameters out"""
     reduce: F64
@@ -116,21 +118,21 @@ class TimeBound:
 
     def _around(self, plan: Plan, groups: Groups, size: UnitSizes) -> _Around:
         stack, per_byte = self._stack, self._screening.s_per_byte
-        gather = copy = again = np.zeros(len(size.kept))
+        gather = load = copy = again = np.zeros(len(size.kept))
         if plan.shards_parameters:
             gather = self._exchanges_s(groups, [gathers(plan, stack, weights) for weights in size.weights])
             if plan.offload == "params":
                 shard = np.array([shard_elements(plan, weights) for weights in size.weights])
-                gather = gather + shard * rules.element_bytes(plan.master_dtype) * self._screening.host_s_per_byte
+                load = shard * rules.element_bytes(plan.master_dtype) * self._screening.host_s_per_byte
             if stack.fsdp == "fsdp2":
                 copy = np.array([2.0 * gathered_bytes(plan, weights) * per_byte for weights in size.weights])
         if rules.accumulates(plan, stack):
             again = (size.dense + size.experts) * accumulated_bytes(plan, stack) * per_byte
         reduce = self._exchanges_s(groups, [reductions(plan, stack, weights) for weights in size.weights])
         if self._joins_ends(plan):  # the head's weights are exchanged with the embedding's, tied ones once
-            for column in (gather, copy, reduce):
+            for column in (gather, load, copy, reduce):
                 column[HEAD] = 0.0
-        return _Around(gather, copy, reduce, again)
+        return _Around(gather, load, copy, reduce, again)
 
     # -- passes ------------------------------------------------------------------------------------------------
 
@@ -147,11 +149,12 @@ class TimeBound:
         """Returns the seconds at which each rank's last pass ends, (pp,)."""
         border = self._border_s(plan, groups, size, pipeline)
         gathers, reshards = plan.shards_parameters, self._reshards(plan)
-        gathered = (around.gather.tobytes(), reshards, plan.prefetch) if gathers else ()
+        opening = around.gather + around.load
+        gathered = (opening.tobytes(), reshards, plan.prefetch) if gathers else ()
         key = (id(units), id(pipeline), plan.n_microbatches, border.tobytes(), around.again.tobytes(), gathered)
         if key not in self._ends:
             plain = self._stack.fsdp == "simple" or plan.prefetch != 1
-            waits = np.zeros_like(around.gather) if plain else around.gather
+            waits = np.zeros_like(opening) if plain else opening
             first = pipeline.chained_s(units.forward + around.copy, waits + around.copy, backward=False)
             once = plan.pp > 1 and not reshards
             later = pipeline.counts @ units.forward if once else first
@@ -205,18 +208,23 @@ class TimeBound:
         return out
 
     def _stream_s(self, plan: Plan, pipeline: Pipeline, around: _Around) -> float:
-        """Returns the seconds of all gathers and reductions of the first rank, which run one after the other."""
+        """Returns the seconds of all gathers and reductions of the first rank, which run one after the other.
+
+        So do copies of offloaded parameters from the host, beside earlier gathers if FSDP prefetches several units.
+        """
         counts = pipeline.on_ranks[0]
         reduced = float(counts @ around.reduce)
         if not plan.shards_parameters:
             return reduced
-        every = rules.reduces_every_microbatch(plan, self._stack)
-        gathered, reshards, m = float(counts @ around.gather), self._reshards(plan), plan.n_microbatches
-        passes = gathered * (1 if plan.pp > 1 and not reshards else m)
+        m, reshards = plan.n_microbatches, self._reshards(plan)
+        uses = counts * (1 if plan.pp > 1 and not reshards else m)
         if reshards:
-            kept = EMBEDDING if self._joins_ends(plan) else HEAD
-            passes += m * (gathered - float(around.gather[kept]) * pipeline.both_ends)
-        return passes + reduced * (m if every else 1)
+            again = counts * m
+            again[EMBEDDING if self._joins_ends(plan) else HEAD] -= m * pipeline.both_ends
+            uses = uses + again
+        gathered, loaded = float(uses @ around.gather), float(uses @ around.load)
+        reduced *= m if rules.reduces_every_microbatch(plan, self._stack) else 1
+        return max(gathered + reduced, loaded) if plan.prefetch > 1 else gathered + loaded + reduced
 
     # -- the end -----------------------------------------------------------------------------------------------
 
