@@ -19,8 +19,8 @@ from forerun.describe.plan.plan import Plan
 from forerun.sources.symbolic.fsdp_units import EMBEDDING, HEAD
 
 _BUILT = (2, 4)
-"""micro batches whose units are built; the memory of larger ones follows, as activations grow with the samples. A single
-sample may do without a copy, so its memory says nothing of others."""
+"""micro batches whose units are built; the memory of larger ones follows, as activations grow with the samples. A layer
+may do without a copy of a single sample, so such a micro batch says nothing of others."""
 _SURE = 0.999
 """share of that growth that is certain, as the allocator rounds sizes up"""
 _TIMED = (2, 16, 128)
