@@ -50,7 +50,7 @@ _FIRST = (4, 16)
 """least and greatest size of the first batch, which has as many plans as there are places"""
 Place = tuple[ModelSpec, Cluster, int, int, int]
 """model, cluster, number of GPUs, sequence length and global batch of a question"""
-_OF_A_CHOICE = 4
+_OF_A_CHOICE = 2
 """plans that are simulated together in order to find the best one with another choice"""
 KEYS: dict[Objective, Callable[[Prediction], float]] = {
     "time": lambda p: p.step_time_s,
@@ -145,15 +145,15 @@ def search(  # noqa: PLR0913 - a public function whose keyword arguments users n
         bounds = Bounds(chosen, runs)
         every = exhaustive or predictor is not predict
         front_too = pareto is not None and proved is None
-        run = Simulating(bounds, chosen.table, objective, keep, every, front_too, tally, within_s)
         # A search of another stack has little for several processes to do, so it is a process beside this search.
         is_beside = executor == "local" and store is None and own_workers > 1
         how: dict[str, Any] = {"limits": limits, "space": space, "network": network, "measured": measured}
         how |= {"executor": executor, "ray_address": ray_address, "store": store}
         alone = partial(search, keep=1, workers=1 if is_beside else workers, **how)
         elsewhere = Processes(partial(_best_on, place, fixed, alone), own_workers if is_beside else 1, 1)
-        names = choices if choices and objective != "memory" and not run.screened.too_large.all() else ()
+        names = choices if choices and objective != "memory" else ()
         on_others = stack.enter_context(elsewhere).begin(names)
+        run = Simulating(bounds, chosen.table, objective, keep, every, front_too, tally, within_s)
         run.run(answers, progress, found)
         if not run.predictions and not run.unfit and not run.screened.too_large.any():
             raise ImpossiblePlan(_nothing_possible(tally, n_gpus))
