@@ -19,19 +19,17 @@ def training(
     until the step is recorded."""
 
     def program(world: World) -> None:
-        job = world.job
+        job, steps = world.job, world.steps
         torch.cuda.set_device(job.local_rank)
         if job.world_size > 1 or mesh:
             dist.init_process_group("nccl" if device == "cuda" else "gloo")
         sizes = tuple((mesh or {}).values())
         state = build(init_device_mesh(device, sizes, mesh_dim_names=tuple(mesh))) if mesh else build()
         while True:
-            before = world.steps.done, world.steps.updates
+            before = steps.done, steps.updates
             step(state)
-            if (
-                world.steps.done,
-                world.steps.updates,
-            ) == before:  # None of torch's optimizers stepped: the call itself is the step.
-                world.steps.mark_step()
+            # If none of torch's optimizers steps, the call itself is the step.
+            if (steps.done, steps.updates) == before:
+                steps.mark_step()
 
     return program
