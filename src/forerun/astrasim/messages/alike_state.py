@@ -151,8 +151,8 @@ _OF_CLASSES = "one", "pred_left", "ready", "n_ready", "running", "number", "n_be
 
 def first_state(nodes: Nodes, n_ranks: int, n_axes: int) -> Alike:
     """Returns the state before a run, in which all ranks have one history."""
-    n, classes = len(nodes.action), min(_FIRST_CLASSES, n_ranks + SPARE)
-    room = min(max(_FIRST_CLASSES, _FIRST_BYTES // (8 * max(1, n))), n_ranks + SPARE)
+    n, classes = len(nodes.action), min(_FIRST_CLASSES, _most_room(n_ranks))
+    room = min(max(_FIRST_CLASSES, _FIRST_BYTES // (8 * max(1, n))), _most_room(n_ranks))
     state = Alike(
         of_rank=np.zeros(n_ranks, np.int64),
         known=np.ones(2, np.int64),
@@ -180,11 +180,16 @@ def first_state(nodes: Nodes, n_ranks: int, n_axes: int) -> Alike:
 def grow(state: Alike, types: Types, n_ranks: int) -> tuple[Alike, Types]:
     """Returns the state with room for more histories or classes, at most for those that ranks can have."""
     names = _OF_CLASSES if state.known[CLASSES] + SPARE >= len(state.one) else _OF_HISTORIES
-    room = min(_MORE_ROOM * len(getattr(state, names[0])), n_ranks + SPARE)
+    room = min(_MORE_ROOM * len(getattr(state, names[0])), _most_room(n_ranks))
     state = state._replace(**{name: _longer(getattr(state, name), room) for name in names})
     share = np.full((len(types.share), len(state.history)), -1)
     share[:, : types.share.shape[1]] = types.share
     return state, types._replace(share=share)
+
+
+def _most_room(n_ranks: int) -> int:
+    """Returns the histories that there is room for if each rank has its own, so that `has_no_room` does not hold."""
+    return n_ranks + SPARE + 1
 
 
 def _longer(column: Any, room: int) -> Any:
