@@ -30,6 +30,7 @@ class _Chain:
 
     def __init__(self, program: LoweredProgram, tables: CollectiveTables, result: Result) -> None:
         self._program, self._tables, self._result = program, tables, result
+        self._n_ranks = len(program.nodes.first) - 1
         self.seen = set[int]()
 
     def of(self, node: int) -> list[str]:
@@ -40,6 +41,9 @@ class _Chain:
             text, rank = self._node(node)
             texts.append(text)
             if rank < 0:
+                break
+            if rank >= self._n_ranks:
+                texts.append(f"the network has no rank {rank}")
                 break
             following = self._waits(rank)
             if following < 0:
@@ -92,12 +96,14 @@ class _Chain:
                 unlike.append(begun[turn - 1])
         return absent, unlike
 
-    def _begun(self, actor: int, communicator: int) -> list[int]:
+    def _begun(self, rank: int, communicator: int) -> list[int]:
         """Returns the collectives that a rank has begun in a communicator, in their order."""
+        if rank >= self._n_ranks:
+            return []
         nodes, start_ns = self._program.nodes, self._result.start_ns
-        of_actor = np.arange(nodes.first[actor], nodes.first[actor + 1])
-        is_begun = np.isin(nodes.action[of_actor], (COLLECTIVE, IN_CLOSED_FORM)) & (start_ns[of_actor] >= 0)
-        begun = of_actor[is_begun]
+        of_rank = np.arange(nodes.first[rank], nodes.first[rank + 1])
+        is_begun = np.isin(nodes.action[of_rank], (COLLECTIVE, IN_CLOSED_FORM)) & (start_ns[of_rank] >= 0)
+        begun = of_rank[is_begun]
         begun = begun[np.argsort(start_ns[begun], kind="stable")]
         return [one for one in begun.tolist() if self._tables.communicator_of(int(nodes.target[one])) == communicator]
 
