@@ -157,9 +157,12 @@ def test_slowdowns_of_operations_and_ranks():
         [5.0, 0.0], "Slowdown by kind of operation: gemm: +5.0%; all: +0.0%",
     )  # fmt: skip
     ranks = straggler_costs._ranks(costs())
-    (heat,) = ranks.data
-    assert (heat["z"], heat["customdata"]) == ([[1.0, 1.0, 1.125], [1.25, 1.0, 1.0]], [[0, 1, 2], [3, 4, 5]])
-    assert (heat["x"], heat["y"]) == (["replica 0", "replica 1", "replica 2"], ["stage 0", "stage 1"])
+    (cells,) = ranks.data
+    assert (cells["x"], cells["base"]) == ([0, 1, 2, 0, 1, 2], [1, 1, 1, 0, 0, 0])
+    assert cells["text"] == ["1.00", "1.00", "1.12", "1.25", "1.00", "1.00"]
+    assert cells["customdata"][3] == "rank 3, stage 1, replica 0: 1.250"
+    colours = cells["marker"]["color"]
+    assert colours[0] == colours[1] == colours[4] == colours[5] != colours[2] != colours[3]
     assert ranks.about == "Slowdown by stage and replica; the largest is 1.250 of rank 3"
     steps = straggler_costs._steps(costs())
     assert [one["y"] for one in steps.data] == [[1.0, 1.5], [0.9, 1.3], [1.0, 1.0]]
