@@ -194,7 +194,7 @@ class EasyBackfill(Queue):
             gpus = job.gpus
             if gpus > free or gpus in refused:  # if one job finds no place, no job of the same size finds one
                 continue
-            ends_before = now_s + (job.job.duration_s - job.ran_s) <= reserved_s
+            ends_before = now_s + job.remaining_s(now_s) <= reserved_s
             if not (ends_before or gpus <= spare):
                 continue
             if not view.start(job):

@@ -172,7 +172,7 @@ class Shared:
 
 
 class Moment(NamedTuple):
-    """What ranks hold when they start a backward pass."""
+    """Holds what ranks have in memory when they start a backward pass."""
 
     elements: F64
     """elements of the rank's parameters before data-parallel sharding, outside experts and of experts, (2, kinds)"""
